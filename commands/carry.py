@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import islice
 from typing import IO, Any
 
 import msgspec
@@ -201,13 +200,6 @@ def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
         batch.append(msgspec.Raw(text))
         size += len(text)
     if batch:
-        yield batch
-
-
-def read_batches(path: str) -> Iterator[list[stored.Receipt]]:
-    """Yield the receipts of a file, some at a time."""
-    rows = files.Reading(path).rows()
-    while batch := list(islice(rows, IMPORT_BATCH)):
         yield batch
 
 

@@ -697,32 +697,38 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
 
 async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> int:
     """Open both databases, refuse one that a gate serves, and copy; return the exit status."""
-    from asyncgate.commands import copy as part
     if identify_database(source) == identify_database(target):
         raise errors.StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
         there = require_database(source, "SOURCE must be an existing gate")
         old = await open_alone(opened, "source", opened.enter_context(open_for_reading(there)))
         new = await open_alone(opened, "target", "memory:" if dry_run and not database_exists(target) else target)
-        with closing(terminal.Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
-            found = await part.survey(old, new, bar.add)
         if not dry_run:
-            return await write_and_prove(old, new, found, mask_credentials(target), as_json)
-    print_tallies(found, as_json, "source", "target", "missing")
+            return await write_and_prove(old, new, mask_credentials(target), as_json)
+        tallies = await survey(old, new)
+    print_tallies(tallies, as_json, "source", "target", "missing")
     return 0
 
 
-async def write_and_prove(old: CopyStore, new: Backend, found: Tallies, target: str, as_json: bool = False,
+async def survey(old: CopyStore, new: Backend) -> Tallies:
+    """Count the rows of both sides, with a progress bar."""
+    from asyncgate.commands import copy as part
+    with closing(terminal.Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
+        return await part.traverse(old, new, bar.add)
+
+
+async def write_and_prove(old: CopyStore, new: Backend, target: str, as_json: bool = False,
                           more: Callable[[], Mapping[str, Any]] = dict) -> int:
-    """Write the missing rows, and prove that the target has them all; return the exit status.
+    """Write the rows that the target lacks, and prove that it has them all; return the exit status.
 
     `more` returns further members of the JSON answer; it is called at the end.
     """
     from asyncgate.commands import copy as part
-    rows = sum(tally.source for tally in found.values())
-    if any(tally.missing for tally in found.values()):
+    tallies = await survey(old, new)
+    rows = sum(tally.source for tally in tallies.values())
+    if any(tally.missing for tally in tallies.values()):
         with closing(terminal.Bar("copying", total=rows)) as bar:
-            await part.carry(old, new, bar.add)
+            await part.traverse(old, new, bar.add, write=True)
     with closing(terminal.Bar("comparing", total=rows)) as bar:
         proved = await part.prove(old, new, bar.add)
     verdict = await verdicts.verify_backend(new)

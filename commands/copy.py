@@ -127,16 +127,6 @@ async def require_unused(*sides: CopyStore) -> None:
             raise Served("another process uses it, or died less than a minute ago; stop that process and copy again")
 
 
-async def survey(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
-    """Count both sides without writing; raises TargetUsed unless the target is empty or a part of this copy."""
-    return await traverse(source, target, told)
-
-
-async def carry(source: CopyStore, target: CopyStore, told: CountRows) -> None:
-    """Write the rows that the target lacks, up to 1,000 in a transaction."""
-    await traverse(source, target, told, write=True)
-
-
 async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
     """Compare every row again, and make the source's cursors valid in the target; raises CopyFailed."""
     try:
@@ -153,7 +143,11 @@ async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallie
 
 async def traverse(source: CopyStore, target: CopyStore, told: CountRows, *, write: bool = False,
                    hashed: bool = False) -> Tallies:
-    """Walk through all tables of all tenants on both sides; call `told` with the number of rows of each page."""
+    """Walk through all tables of all tenants on both sides, and `write` the rows that the target lacks.
+
+    `told` is called with the number of rows of each page.  Raises TargetUsed unless the target is empty or a part of
+    this copy.
+    """
     tallies = {name: TableTally() for name in COPIED_TABLES.values()}
     for tenant_id in sorted({*await source.tenants(), *await target.tenants()}):
         await require_unused(source, target)

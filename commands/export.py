@@ -273,15 +273,12 @@ class PartialArchive:
         self._write(README, format_readme(manifest).encode())
         manifest.readme_sha256 = hash_file(self.folder / README)
         self._write(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        self._pack([README, MANIFEST, *(one.name for one in kinds)])
-        shutil.rmtree(self.folder)
-        return manifest
-
-    def _pack(self, names: list[str]) -> None:
         with replacing(self.target, str(self.folder / "packed.zip")) as raw, (
                 zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED)) as archive:
-            for name in names:
+            for name in (README, MANIFEST, *(kind.name for kind in kinds)):
                 archive.write(self.folder / name, name)
+        shutil.rmtree(self.folder)
+        return manifest
 
 
 def hash_file(path: Path) -> str:

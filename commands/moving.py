@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -23,14 +22,7 @@ from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.files import SealedReading
-    from asyncgate.parts.receipts.home import CopyCounts
     from asyncgate.parts.receipts.push import PushTally
-
-
-def integrate_settings(settings: Settings) -> Settings:
-    """Return the settings in integrated mode, with long timeouts for large calls."""
-    mode = "memorygate_integrated" if settings.receipt_mode == "standalone" else settings.receipt_mode
-    return allow_slow_reads(replace(settings, receipt_mode=mode))
 
 
 # From the gate to the ledger.
@@ -56,21 +48,28 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     Exit status 0: the ledger has all receipts.  5: it lacks some.  7: it does not answer.
     """
     from asyncgate.parts.receipts import push as part
-    settings = integrate_settings(configured.settings)
+    settings = allow_slow_reads(configured.settings)
+    if settings.receipt_mode == "standalone":
+        settings = replace(settings, receipt_mode="memorygate_integrated")
     tally, refusals, verified = part.PushTally(), list[dict[str, str]](), None
+
+    def refuse(receipt_id: str, why: str) -> None:
+        refusals.append({"receipt_id": receipt_id, "why": why})
+        if not as_json:
+            click.echo(escape_text(f"{receipt_id}: {why}"))
     if file:
         with calling.exit_on_error(file), closing(Bar("checking", "receipts")) as bar:
             verified = carry.require_sound(file, bar.add)
     with calling.exit_on_error():
         try:
             with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
-                asyncio.run(send_receipts(settings, verified, tenants, after, tally, bar,
-                                          make_refusal_printer(refusals, as_json)))
+                asyncio.run(send_receipts(settings, verified, tenants, after, tally, bar, refuse))
         except (part.LedgerAway, KeyboardInterrupt) as stop:
             print_push(tally, refusals, as_json)
             why, status = ("interrupted", calling.EXIT_INTERRUPTED) if isinstance(stop, KeyboardInterrupt) else (
                 escape_text(str(stop)), calling.EXIT_NO_GATE)
-            raise calling.exit_with(f"{why}; {format_next_call(tally)}", status) from None
+            again = f"run the same command to resume{f', with --after {tally.after}' * bool(tally.after)}"
+            raise calling.exit_with(f"{why}; {again}; sent receipts stay", status) from None
     print_push(tally, refusals, as_json)
     sys.exit(calling.EXIT_CONFLICT if tally.refused or tally.lost else 0)
 
@@ -91,7 +90,7 @@ async def send_receipts(settings: Settings, file: SealedReading | None, tenants:
             # A file names its tenant.
             tenant_id = derive_tenant(settings, tenants[0]) if len(tenants) == 1 or file.header is None else (
                 file.header.tenant_id)
-            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file.path), behind))
+            await push.send(tenant_id, part.read_exported(push, tenant_id, file.path, behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.count_rows(backend, [stored.Receipt]))
@@ -101,20 +100,6 @@ async def send_receipts(settings: Settings, file: SealedReading | None, tenants:
         for tenant_id in sorted(await find_tenants(engine, tenants) or await backend.tenants()):
             if tenant_id >= first:
                 await push.send(tenant_id, source.pages(tenant_id, behind if tenant_id == first else ""))
-
-
-def make_refusal_printer(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
-    """Return a function that reports a refused receipt: at once, or in a list for JSON."""
-    def refused(receipt_id: str, why: str) -> None:
-        refusals.append({"receipt_id": receipt_id, "why": why})
-        if not as_json:
-            click.echo(escape_text(f"{receipt_id}: {why}"))
-    return refused
-
-
-def format_next_call(tally: PushTally) -> str:
-    """Describe how to resume."""
-    return f"run the same command to resume{f', with --after {tally.after}' * bool(tally.after)}; sent receipts stay"
 
 
 def print_push(tally: PushTally, refusals: list[dict[str, str]], as_json: bool) -> None:
@@ -154,7 +139,6 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
 
 async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
     """Compare, copy with bodies, and print the counts; return the exit status."""
-    from asyncgate.commands import copy as copying
     source = settings.database.url
     if cli.identify_database(source) == cli.identify_database(target):
         raise errors.StartupError("TARGET is the gate's own database; name an empty one")
@@ -171,19 +155,14 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
             part.require_settled(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
         new = await cli.open_alone(opened, "target", target)
-        with closing(Bar("comparing")) as bar:
-            found = await copying.survey(there, new, bar.add)
-        totals = partial(count_receipts, there.brought.values(), waiting, foreign)
-        status = await cli.write_and_prove(there, new, found, mask_credentials(target), as_json, totals)
+        def totals() -> dict[str, int]:
+            brought = {name: sum(getattr(counts, name) for counts in there.brought.values())
+                       for name in ("filled", "own", "bare")}
+            return {**brought, "waiting": waiting, "foreign": foreign}
+        status = await cli.write_and_prove(there, new, mask_credentials(target), as_json, totals)
         if not as_json:
             print_receipts(**totals())
         return status
-
-
-def count_receipts(brought: Iterable[CopyCounts], waiting: int, foreign: int) -> dict[str, int]:
-    """Count the receipts by origin."""
-    return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
-            "waiting": waiting, "foreign": foreign}
 
 
 def print_receipts(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:

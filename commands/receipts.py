@@ -68,7 +68,7 @@ def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     with calling.connect_to_gate(at) as gate:
         task = fetch_task(gate, task_id)
         pages = gate.pages("list_receipts", task_id=task_id, limit=RECEIPTS_PER_CALL)
-        roots = build_tree([row for page in pages for row in page["receipts"]], make_discharge_check(gate))
+        roots = build_tree([row for page in pages for row in page["receipts"]], gate)
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
     strokes = ASCII if as_ascii or not can_print(BOXES) else BOXES
@@ -89,12 +89,7 @@ def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
         return {"type": "", "status": "not here"}
 
 
-def make_discharge_check(gate: Http) -> Any:
-    """Return a check whether any receipt, also of another task, discharges an obligation."""
-    return lambda receipt_id: gate.call("check_terminator", parent_receipt_id=receipt_id)["has_terminator"]
-
-
-def build_tree(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
+def build_tree(found: list[dict[str, Any]], gate: Http) -> list[Node]:
     """Put each receipt under the oldest receipt that it answers; return the roots."""
     nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
     under: defaultdict[str | None, list[Node]] = defaultdict(list)
@@ -105,16 +100,17 @@ def build_tree(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
     for receipt_id, node in nodes.items():
         node.children = under[receipt_id]
     for node in nodes.values():
-        node.open = explain_open_end(node, found, is_discharged)
+        node.open = explain_open_end(node, found, gate)
     return under[None]
 
 
-def explain_open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
+def explain_open_end(node: Node, found: list[dict[str, Any]], gate: Http) -> str | None:
     """Return why a receipt is open: an undischarged obligation, or a live lease; empty if it is not."""
     receipt = node.receipt
     if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
         here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
-        owed = not here and not is_discharged(receipt["receipt_id"])
+        owed = not here and not gate.call(      # a receipt of another task may discharge it, too
+            "check_terminator", parent_receipt_id=receipt["receipt_id"])["has_terminator"]
         return f"owed to {format_principal(receipt['to'])}" if owed else None
     if receipt["receipt_type"] == "task.accepted":
         over = any(one["receipt_type"] in LEASE_ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])

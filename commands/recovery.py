@@ -76,7 +76,7 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
     async with AsyncExitStack() as opened:
         sink = open_ledger(settings, whole=False)
         opened.push_async_callback(sink.close)
-        backend = await (open_database_alone(opened, url) if repair else open_beside(opened, url, settings))
+        backend = await (cli.open_alone(opened, "database", url) if repair else open_beside(opened, url, settings))
         engine, done, left = engine_over(backend, settings), {}, 0
         names, tenants = {engine.instance, backend.instance}, await find_tenants(engine, tenants)
         if repair:
@@ -89,7 +89,10 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
             left, done = await mender.send(), dict(mender.done)
         findings = await compare_once(backend, sink, names, tenants)
         with closing(findings):
-            await add_state(backend, findings)
+            verdict = await verdicts.verify_backend(backend)    # its state may contradict its own receipts
+            findings.tasks = verdict.tasks
+            for problem in verdict.problems:
+                findings.add("state", "", str(problem))
             (print_json if as_json else print_text)(findings, done, left, mask_credentials(url))
             return calling.EXIT_CONFLICT if findings.wrong or left else 0
 
@@ -102,25 +105,12 @@ async def compare_once(backend: Backend, sink: Sink, names: set[str], tenants: t
         return await compare_all(backend, sink, set(names), bar.add, tenants, mend)
 
 
-async def add_state(backend: Backend, findings: Findings) -> None:
-    """Add the contradictions between the gate's state and its own receipts."""
-    verdict = await verdicts.verify_backend(backend)
-    findings.tasks = verdict.tasks
-    for problem in verdict.problems:
-        findings.add("state", "", str(problem))
-
-
 async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> Backend:
     """Open the database while a gate may be serving it."""
     readable = opened.enter_context(open_for_reading(url))
     backend = await open_backend(readable, settings=settings.database)
     opened.push_async_callback(backend.close)
     return backend
-
-
-async def open_database_alone(opened: AsyncExitStack, url: str) -> Backend:
-    """Open the database; refuse one that a gate serves."""
-    return await cli.open_alone(opened, "database", url)
 
 
 def print_text(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
@@ -202,7 +192,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
     """Read all receipts, then write the gate; return the exit status."""
     from asyncgate.parts.receipts import rebuild as part
     async with AsyncExitStack() as opened:
-        backend = await open_database_alone(opened, settings.database.url)
+        backend = await cli.open_alone(opened, "database", settings.database.url)
         await part.require_empty(backend)
         sources = await read_sources(opened, settings, file, tenants)
         problems: list[str] = []
@@ -214,8 +204,10 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
             for tenant_id, collected in sources.items():
                 job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, count=bar.add)
                 tallies.append(await job.run())
-        made, url = part.total_of(tallies), mask_credentials(settings.database.url)
-        made["problems"] = [*problems, *made["problems"]]
+        url = mask_credentials(settings.database.url)
+        made: dict[str, Any] = {name: sum(getattr(tally, name) for tally in tallies) for name in (
+            "tasks", "held", "receipts", "erased", "obligations", "schedules", "told")}
+        made["problems"] = [*problems, *(problem for tally in tallies for problem in tally.problems)]
         if not as_json:
             print_rebuild(made)
         return verdicts.print_verdict(await verdicts.verify_backend(backend), url, as_json, rebuilt=made) or (

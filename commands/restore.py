@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncgate.commands import cli, verdicts
+from asyncgate.commands import cli
 from asyncgate.commands.calling import as_json, exit_on_error
 from asyncgate.commands.read_only import open_for_reading
-from asyncgate.commands.terminal import Bar, escape_text
+from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import errors, queries
 from asyncgate.parts.model.settings import Configured, mask_credentials
 from asyncgate.parts.model.views import to_utc
@@ -95,17 +95,14 @@ def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
 
 async def run_restore(source: str, target: str, as_json: bool) -> int:
     """Copy the backup into the empty database, and print how far it reaches; return the exit status."""
-    from asyncgate.commands import copy as part
     if cli.identify_database(source) == cli.identify_database(target):
         raise errors.StartupError("SOURCE is the database of the settings; --database names the new one")
     async with AsyncExitStack() as opened:
         old = await cli.open_alone(opened, "backup", source)
         new = await cli.open_alone(opened, "database", target)
-        with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
-            found = await part.survey(old, new, bar.add)
         newest = await find_newest(old)
         shown: dict[str, Any] = {"newest_receipt_at": newest}
-        status = await cli.write_and_prove(old, new, found, mask_credentials(target), as_json, lambda: shown)
+        status = await cli.write_and_prove(old, new, mask_credentials(target), as_json, lambda: shown)
     if not as_json:
         click.echo(f"the newest receipt is of {newest}; what happened later is gone" if newest else
                    "the backup has no receipt")

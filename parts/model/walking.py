@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -17,6 +18,13 @@ class Pages(Protocol):
 
     async def page(self, tenant_id: str, query: queries.Query[R]) -> list[R]:
         """Return the next rows of a query."""
+
+
+def batches(rows: Iterable[R], size: int) -> Iterator[list[R]]:
+    """Yield rows in lists of at most so many."""
+    rest = iter(rows)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 async def walk(side: Pages, tenant_id: str, query: queries.Query[R]) -> AsyncIterator[list[R]]:

@@ -30,6 +30,7 @@ from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.counted import measure_text
 from asyncgate.parts.model.erased import digest_of_kept, digest_of_list, place_of_row
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.privacy import rules
 from asyncgate.parts.privacy.whom import Whom
 from asyncgate.parts.receipts import archive
@@ -125,14 +126,14 @@ class Eraser:
             await self.write(self.tenant_id, self.suspend, (stored.Account, ()))
         keys = [key async for key in read_rows(self.engine, self.tenant_id, stored.Key)
                 if key.revoked_at is None and rules.judge(self.whom, key, self.owned) is None]
-        for part in archive.slices_of(keys, ROWS_PER_BATCH):
+        for part in batches(keys, ROWS_PER_BATCH):
             await self.write(self.tenant_id, lambda work,
                              part=part: self.revoke_keys(work, part),   # type: ignore[misc]
                              *((stored.Key, stored.key_of(key)) for key in part))
         there = here_or_there(self.whom, self.operator)
         grants = [grant async for grant in read_rows(self.engine, self.operator, stored_oauth.Grant)
                   if grant.ended_at is None and rules.judge(there, grant, self.owned) is None]
-        for some in archive.slices_of(grants, ROWS_PER_BATCH):
+        for some in batches(grants, ROWS_PER_BATCH):
             await self.write(self.operator, lambda work,
                              some=some: self.end_sessions(work, some),   # type: ignore[misc]
                              *REVOCATION_KEYS, *((stored_oauth.Grant, stored.key_of(grant)) for grant in some))
@@ -301,7 +302,7 @@ class Eraser:
         for tenant_id, kind in places(self.engine, self.whom):
             whom = here_or_there(self.whom, tenant_id)
             async for rows in self.find_changes(tenant_id, whom, kind):
-                for part in archive.slices_of(rows, ROWS_PER_BATCH):
+                for part in batches(rows, ROWS_PER_BATCH):
                     await self.erase(tenant_id, whom, kind, part)
         await self.engine.backend.drop_lanes(self.tenant_id)
 

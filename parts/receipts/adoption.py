@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
+from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, Work, receipt_hash
 from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.views import LONGEST_ID
@@ -31,7 +31,7 @@ from asyncgate.parts.receipts.may import MAY
 from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Work
+    from asyncgate import Engine
     from asyncgate.parts.model import stored
     from asyncgate.parts.receipts.reading import Reading
 
@@ -72,20 +72,18 @@ class Adopter:
         """Read all new receipts of every tenant; a no-op in processes that do not lead the job."""
         if await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
-                await self._poll_alone(tenant_id)
-
-    async def _poll_alone(self, tenant_id: str) -> None:
-        """Poll for one tenant; what fails because of its receipts must not hold up another tenant's."""
-        try:
-            await self._poll_tenant(tenant_id)
-        except (Garbled, errors.GateError) as no:
-            if isinstance(no, errors.GateError) and no.status >= 500:
-                raise
-            log.warning("receipts that workers of tenant %s stated in the ledger cannot be read now: %s", tenant_id, no)
+                await self._poll_tenant(tenant_id)
 
     async def _poll_tenant(self, tenant_id: str) -> None:
-        for contract in (COMPLETED, FAILED):
-            await self._poll_type(tenant_id, contract.type)
+        """Poll for one tenant; what fails because of its receipts must not hold up another tenant's."""
+        try:
+            for contract in (COMPLETED, FAILED):
+                await self._poll_type(tenant_id, contract.type)
+        except (Garbled, errors.GateError) as refusal:
+            if isinstance(refusal, errors.GateError) and refusal.status >= 500:
+                raise
+            log.warning("receipts that workers of tenant %s stated in the ledger cannot be read now: %s", tenant_id,
+                        refusal)
 
     async def _poll_type(self, tenant_id: str, receipt_type: str) -> None:
         known = await self.engine.backend.record(tenant_id, stored.LedgerMark, receipt_type)
@@ -99,8 +97,8 @@ class Adopter:
             if page.cursor in (None, after):
                 return
             after = page.cursor
-            mark = stored.LedgerMark(receipt_type, after)
-            await self.engine.change(tenant_id, partial(store_mark, mark), (stored.LedgerMark, (receipt_type,)))
+            keep = partial(Work.keep_record, row=stored.LedgerMark(receipt_type, after))
+            await self.engine.change(tenant_id, keep, (stored.LedgerMark, (receipt_type,)))
 
     async def _request(self, tenant_id: str, found: Filed) -> None:
         """Check and adopt one receipt; skip a receipt of a gate, or about a task of another gate."""
@@ -175,11 +173,6 @@ def load_step(needs: Needs, caller: Caller, ask: Adopt) -> None:
     needs.tasks.add(ask.ask.task_id)
     needs.records.add((stored.SealHead, ()))
     needs.endings.add((ask.ask.task_id, ask.ask.lease_id))
-
-
-def store_mark(mark: stored.LedgerMark, work: Work) -> None:
-    """Store how far the ledger was read."""
-    work.keep_record(mark)
 
 
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:

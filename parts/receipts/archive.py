@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.walking import walk, walk_rows
+from asyncgate.parts.model.walking import batches, walk, walk_rows
 from asyncgate.parts.process.folders import fsync_folder, replacing
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
 from asyncgate.parts.receipts.may import discharges
@@ -115,7 +115,8 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
     """
     archive_folder(engine.settings)
     head = await seal(engine, tenant_id)        # first: an erasure that begins after the next look changes it
-    if await is_being_erased(engine, tenant_id):
+    erasures = walk_rows(engine.backend, tenant_id, queries.Rows(stored.Erasure))
+    if [row async for row in erasures if row.ended_at is None]:
         return ArchiveTally()       # what the erasure has brought back must not go again
     ages, done = Ages.of(engine.settings, engine.backend.now(), head), ArchiveTally()
     if urgent:
@@ -132,12 +133,6 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
         await move_chains(engine, tenant_id, ages, waiting, done)
     done.pruned = await prune_tasks(engine, tenant_id, ages)
     return done
-
-
-async def is_being_erased(engine: Engine, tenant_id: str) -> bool:
-    """Whether an erasure is under way in a tenant."""
-    return bool([row async for row in walk_rows(engine.backend, tenant_id, queries.Rows(stored.Erasure))
-                 if row.ended_at is None])
 
 
 def archive_folder(settings: Settings) -> Path:
@@ -205,14 +200,9 @@ async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, foun
 async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
     """Return the receipts that answer any of these."""
     answers: set[str] = set()
-    for part in slices_of(sorted(ids), RECEIPTS_PER_TRANSACTION):
+    for part in batches(sorted(ids), RECEIPTS_PER_TRANSACTION):
         answers |= await engine.change(tenant_id, lambda work: {*work.receipts}, receipts=part)
     return answers
-
-
-def slices_of(rows: list[Any], most: int) -> Iterator[list[Any]]:
-    """Yield rows in pieces."""
-    return (rows[at:at + most] for at in range(0, len(rows), most))
 
 
 def may_move(chain: ReceiptChain, ages: Ages) -> bool:
@@ -264,7 +254,8 @@ async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[R
 def write_segment(directory: Path, tenant_id: str, rows: list[stored.Receipt]) -> str:
     """Write a segment file atomically; return its name in the archive."""
     text = pack_receipts(Header("asyncgate-archive", tenant_id), rows)
-    name = f"{tenant_id}/{rows[0].receipt_id}-{segment_digest(rows)}.jsonl.gz"
+    digest = hashlib.sha256(b"".join(map(receipt_digest, rows))).hexdigest()[:16]   # equal receipts make an equal name
+    name = f"{tenant_id}/{rows[0].receipt_id}-{digest}.jsonl.gz"
     path = directory / name
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
@@ -288,11 +279,6 @@ def remove_dead_partials(folder: Path) -> None:
         with contextlib.suppress(OSError), open(os.open(partial, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             partial.unlink()
-
-
-def segment_digest(rows: list[stored.Receipt]) -> str:
-    """Return a hash of receipts, so that equal receipts make an equal file name."""
-    return hashlib.sha256(b"".join(receipt_digest(one) for one in rows)).hexdigest()[:16]
 
 
 async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
@@ -346,7 +332,7 @@ async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
     async for rows in walk(engine.backend, tenant_id, queries.Rows(stored.Task)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
                and task.status in stored.TERMINAL and await is_archived(engine, tenant_id, task.task_id)]
-        for part in slices_of(old, RECEIPTS_PER_TRANSACTION):
+        for part in batches(old, RECEIPTS_PER_TRANSACTION):
             pruned += await drop_tasks(engine, tenant_id, ages, part)
         if rows[-1].created_at > ages.pruned:
             break

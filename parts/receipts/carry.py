@@ -133,7 +133,10 @@ def find_problem(settings: Settings, work: Work, receipt: stored.Receipt, writte
     if (away := work.find_record(stored.Archived, receipt.receipt_id)) is not None:
         return None if away.digest == seals.receipt_digest(receipt).hex() else (
             "differs", "another receipt already has this id in the archive here")
-    if (other := find_same_statement(work, receipt, written)) is not None:
+    same = (receipt.task_id, receipt.receipt_key)
+    other = work.recorded.get(same) or next(
+        (row.receipt_id for row in written.values() if (row.task_id, row.receipt_key) == same), None)
+    if other is not None:
         return "stated_already", f"receipt {other} states the same here"
     if receipt.receipt_id >= now:
         return "too_young", "its id is in the future of this gate's clock, so readers would miss earlier receipts"
@@ -141,13 +144,6 @@ def find_problem(settings: Settings, work: Work, receipt: stored.Receipt, writte
                    and not work.find_record(stored.Archived, parent)]:
         return "parent_missing", f"its parent {missing[0]} is not here; import that receipt first"
     return find_flaw(settings, receipt) or find_contradiction(work, receipt) or find_earlier_end(work, receipt, written)
-
-
-def find_same_statement(work: Work, receipt: stored.Receipt, written: dict[str, stored.Receipt]) -> str | None:
-    """Return the receipt with the same key, stored here or earlier in the same call."""
-    mine = (receipt.task_id, receipt.receipt_key)
-    return work.recorded.get(mine) or next(
-        (one.receipt_id for one in written.values() if (one.task_id, one.receipt_key) == mine), None)
 
 
 def find_flaw(settings: Settings, receipt: stored.Receipt) -> Problem | None:

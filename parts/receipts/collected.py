@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, TERMINATES, receipt_hash
-from asyncgate.parts.model import content, errors, queries, stored
+from asyncgate.parts.model import errors, queries, stored
+from asyncgate.parts.model.content import decode_json, encode_json, sha256, to_canonical
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.receipts.files import SealedReading
 from asyncgate.parts.receipts.marks import OVERTAKEN, WITHDRAWN
 from asyncgate.parts.receipts.may import broken_rule
@@ -45,19 +46,35 @@ class Unreadable(errors.NoAnswer):
     """The ledger or the file cannot be read to its end, so nothing is compared and nothing is changed."""
 
 
-class Collected:
+class TemporaryFile:
+    """A nameless database: there may be more rows than fit into memory."""
+
+    def __init__(self, schema: str) -> None:
+        self.file = sqlite3.connect("", isolation_level=None)
+        self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + schema)
+
+    def close(self) -> None:
+        """Delete the file."""
+        self.file.close()
+
+    def walk(self, sql: str, first: Any, *values: Any) -> Iterator[Any]:
+        """Yield the contents of rows behind the key `first`, a page at a time, so that the reader may write meanwhile.
+
+        `sql` selects key and content of those behind a key.
+        """
+        while rows := self.file.execute(f"{sql} LIMIT 500", (first, *values)).fetchall():
+            yield from (content for _, content in rows)
+            first = rows[-1][0]
+
+
+class Collected(TemporaryFile):
     """The receipts of one tenant, by id and by task."""
 
     def __init__(self, *, takes_erased: bool = False) -> None:
+        super().__init__(SCHEMA_SQL)
         self.takes_erased = takes_erased    # whether receipts without their content count as sound: seals cover them
-        self.file = sqlite3.connect("", isolation_level=None)
-        self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA_SQL)
         self.problems: list[str] = []       # problems of the file that was read
         self.undone = set[str]()            # receipts that, as others say, never counted
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
 
     def add(self, receipts: Iterable[stored.Receipt]) -> None:
         """Add receipts; a receipt without a key was not written by a gate."""
@@ -66,13 +83,11 @@ class Collected:
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
             (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance,
-             self._is_sound(one), content.encode_json(one)) for one in receipts])
+             is_sound(one) or (self.takes_erased and read_note(one.body) is not None), encode_json(one))
+            for one in receipts])
         self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
             (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
         self.file.execute("COMMIT")
-
-    def _is_sound(self, receipt: stored.Receipt) -> bool:
-        return is_sound(receipt) or (self.takes_erased and read_note(receipt.body) is not None)
 
     def count(self) -> int:
         """Return how many receipts there are."""
@@ -98,11 +113,6 @@ class Collected:
         self.file.execute("DELETE FROM receipts WHERE receipt_id = ?", (receipt_id,))
         self.file.execute("DELETE FROM edges WHERE child = ?", (receipt_id,))
 
-    def forget_undone(self) -> None:
-        """Delete what a strict gate offered and never committed, and then withdrew or named as overtaken."""
-        for receipt_id in self.undone:
-            self.forget(receipt_id)
-
     def replace(self, receipt: stored.Receipt) -> None:
         """Replace a receipt by a changed one."""
         self.forget(receipt.receipt_id)
@@ -111,13 +121,13 @@ class Collected:
     def get(self, receipt_ids: Iterable[str]) -> dict[str, stored.Receipt]:
         """Return the receipts with these ids, as far as they are here."""
         found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                                  (content.encode_json(list(receipt_ids)).decode(),))
+                                  (encode_json(list(receipt_ids)).decode(),))
         return {one.receipt_id: one for one in (decode_receipt(row[0]) for row in found)}
 
     def know(self, receipt_ids: Iterable[str]) -> None:
         """Note that the other side has these receipts."""
         self.file.execute("UPDATE receipts SET known = 1 WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                          (content.encode_json(list(receipt_ids)).decode(),))
+                          (encode_json(list(receipt_ids)).decode(),))
 
     def all(self) -> Iterator[stored.Receipt]:
         """Yield every receipt, in the order of the ids."""
@@ -138,12 +148,8 @@ class Collected:
 
     def tasks(self, which: str = "") -> Iterator[str]:
         """Yield the ids of all tasks that receipts are about."""
-        last: str | None = ""
-        while last is not None:
-            found = self.file.execute(f"SELECT min(task_id) FROM receipts WHERE task_id > ? {which}", (last,))
-            last = found.fetchone()[0]
-            if last is not None:
-                yield last
+        sql = f"SELECT DISTINCT task_id, task_id FROM receipts WHERE task_id > ? {which} ORDER BY task_id"
+        return self.walk(sql, "")
 
     def unknown_tasks(self) -> Iterator[str]:
         """Yield the ids of the tasks of which the other side lacks a receipt."""
@@ -162,21 +168,15 @@ class Collected:
         return [row[0] for row in rows]
 
     def _rows(self, which: str) -> Iterator[stored.Receipt]:
-        """Yield rows a page at a time, so that the reader may write meanwhile."""
-        last = ""
-        while rows := self.file.execute(
-                f"SELECT content FROM receipts WHERE receipt_id > ? {which} ORDER BY receipt_id LIMIT 500",
-                (last,)).fetchall():
-            for row in rows:
-                yield (one := decode_receipt(row[0]))
-            last = one.receipt_id
+        sql = f"SELECT receipt_id, content FROM receipts WHERE receipt_id > ? {which} ORDER BY receipt_id"
+        return map(decode_receipt, self.walk(sql, ""))
 
 
 def list_undone(receipt: stored.Receipt) -> list[str]:
     """Return the receipts that never counted, as a gate's receipt says: with its own id if it withdraws another one."""
     if receipt.from_kind != "asyncgate" or not is_sound(receipt):
         return []
-    if receipt.parents and receipt.receipt_key == content.sha256(WITHDRAWN, receipt.parents[0]):
+    if receipt.parents and receipt.receipt_key == sha256(WITHDRAWN, receipt.parents[0]):
         return [receipt.receipt_id, receipt.parents[0]]
     body = body_of(receipt) if receipt.receipt_type == ANOMALY.type else {}
     return [body["details"]["receipt_id"]] if body.get("kind") == OVERTAKEN else []
@@ -205,7 +205,7 @@ def as_stored(found: Filed) -> stored.Receipt:
         parents=tuple(sorted(found.parents)))
     if is_sound(receipt):
         return receipt
-    return replace(receipt, body=content.to_canonical(content.decode_json(receipt.body)).decode())
+    return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())
 
 
 # Where receipts are read from.
@@ -224,7 +224,8 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied, *,
             collected.add([as_stored(one) for one in page.receipts])
             count(len(page.receipts))
             if page.cursor in (None, after):
-                collected.forget_undone()
+                for receipt_id in collected.undone:     # a strict gate offered it, and withdrew or overtook it
+                    collected.forget(receipt_id)
                 return collected
             after = page.cursor
     except BaseException:
@@ -248,8 +249,7 @@ def collect_from_file(path: str, count: CountCopied) -> tuple[str, Collected]:
     """Read an exported file; return its tenant, and its receipts with the problems of the file."""
     file, collected = SealedReading(path), Collected(takes_erased=True)
     try:
-        rows = file.rows()
-        while page := list(islice(rows, RECEIPTS_PER_COPY)):
+        for page in batches(file.rows(), RECEIPTS_PER_COPY):
             collected.add([replace(row, parents=tuple(sorted(row.parents))) for row in page])
             count(len(page))
     except OSError as wrong:

@@ -209,7 +209,11 @@ class SealedReading(Reading):
             if line.seal is not None:
                 self.chain.add(line.seal)
             if line.receipt is not None:
-                self._see(line.receipt)
+                self.chain.see(line.receipt.receipt_id, receipt_digest(line.receipt))
+                self.ids.add(line.receipt.receipt_id)
+                self.erased += read_note(line.receipt.body) is not None
+                self.parents |= {parent: line.receipt.receipt_id for parent in line.receipt.parents
+                                 if parent not in self.ids}
             yield line
         self.problems += self.chain.close()
         if self.header and (self.header.seals, self.header.seal_hash) != (self.chain.head.number, self.chain.head.hash):
@@ -217,9 +221,3 @@ class SealedReading(Reading):
                                  f"{self.header.seals}")
         self.problems += [f"receipt {parent}, a parent of {child}, is not in the file"
                           for parent, child in self.parents.items() if parent not in self.ids]
-
-    def _see(self, receipt: stored.Receipt) -> None:
-        self.chain.see(receipt.receipt_id, receipt_digest(receipt))
-        self.ids.add(receipt.receipt_id)
-        self.erased += read_note(receipt.body) is not None
-        self.parents |= {parent: receipt.receipt_id for parent in receipt.parents if parent not in self.ids}

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.database import Around
-from asyncgate.parts.receipts import collected
+from asyncgate.parts.receipts.collected import Collected, CountCopied, computed_hash
 from asyncgate.parts.receipts.marks import list_adopted
-from asyncgate.parts.receipts.reconcile import Comparison, Findings
+from asyncgate.parts.receipts.reconcile import Findings, compare_all
 
 # Differences that stop the copy: `asyncgate reconcile --repair` repairs the first ones; nothing repairs the others.
 REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_committed")
@@ -51,24 +51,16 @@ class LedgerBackedGate(Around):
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
         super().__init__(backend)
         self.sink, self.lenient = sink, lenient
-        self.collected: dict[str, collected.Collected] = {}
+        self.collected: dict[str, Collected] = {}
         self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
         self.brought: dict[str, CopyCounts] = {}
 
-    async def collect(self, instances: Iterable[str], count: collected.CountCopied) -> Findings:
+    async def collect(self, instances: Iterable[str], count: CountCopied) -> Findings:
         """Read the whole ledger and compare it with the gate; raises Unreadable."""
-        findings = Findings()
-        try:
-            for tenant_id in await self.backend.tenants():
-                self.collected[tenant_id] = found = await collected.collect_from_ledger(self.sink, tenant_id, count)
-                self.stated[tenant_id] = {
-                    ours: theirs for theirs, ours in (await list_adopted(self.backend, tenant_id)).items()}
-                comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, count)
-                await comparison.run()
-        except BaseException:
-            findings.close()
-            raise
-        return findings
+        for tenant_id in await self.backend.tenants():
+            adopted = await list_adopted(self.backend, tenant_id)
+            self.stated[tenant_id] = {ours: theirs for theirs, ours in adopted.items()}
+        return await compare_all(self.backend, self.sink, instances, count, kept=self.collected)
 
     def close(self) -> None:
         """Delete the temporary copy of the ledger."""
@@ -121,10 +113,10 @@ def with_body(receipt: stored.Receipt, body: str, theirs: stored.Receipt | None)
     with suppress(msgspec.MsgspecError, UnicodeError):
         texts.append(to_canonical(decode_json(body)).decode())
     for text in texts:
-        if collected.computed_hash(row := replace(receipt, body=text)) == receipt.hash:
+        if computed_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row
     stated = theirs is not None and not theirs.receipt_key and theirs.hash == receipt.hash
-    return replace(first := replace(receipt, body=body), hash=collected.computed_hash(first)) if stated else None
+    return replace(first := replace(receipt, body=body), hash=computed_hash(first)) if stated else None
 
 
 def require_settled(findings: Findings, lenient: bool) -> None:

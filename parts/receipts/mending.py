@@ -12,7 +12,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from asyncgate import (
     Needs,
 )
 from asyncgate.parts.model import stored
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.receipts import restated
 from asyncgate.parts.receipts.collected import is_sound
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
@@ -57,7 +57,7 @@ class Mender:
     async def __call__(self, tenant_id: str, collected: Collected | None, findings: Findings) -> None:
         """Repair the differences found for one tenant."""
         unsent = findings.of(tenant_id, "missing_at_ledger", "parked")
-        while batch := list(islice(unsent, RECEIPTS_PER_RESEND)):
+        for batch in batches(unsent, RECEIPTS_PER_RESEND):
             await resend(self.engine, self.ledger.sink, tenant_id, batch)
             self.done.update(one.kind for one in batch)
         for one in findings.of(tenant_id, "never_granted"):
@@ -113,21 +113,20 @@ class Mender:
 
     async def send(self) -> int:
         """Send the receipts in the outbox; return how many still wait when 30 s pass without a delivery."""
-        sender, left = self.ledger.sender, -1
+        sender, backend, left = self.ledger.sender, self.engine.backend, -1
+
+        async def count_waiting() -> int:
+            return sum([(await backend.lag(tenant_id)).waiting for tenant_id in await backend.unsent()])
         sender.open()
         try:
             quiet = 0.0
-            while (now := await self._waiting()) and quiet < DELIVERY_SECONDS:
+            while (now := await count_waiting()) and quiet < DELIVERY_SECONDS:
                 quiet = quiet + POLL_SECONDS if now == left else 0.0
                 left = now
                 await asyncio.sleep(POLL_SECONDS)
             return now
         finally:
             await sender.close()
-
-    async def _waiting(self) -> int:
-        backend = self.engine.backend
-        return sum([(await backend.lag(tenant_id)).waiting for tenant_id in await backend.unsent()])
 
 
 async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Difference],
@@ -179,8 +178,10 @@ def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
     over, was_over = bool(story.ends), task.status in stored.TERMINAL
     loose = _end_lease(work, task, lease, story, ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
+    failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
+    lost = sum(one.receipt_type == EXPIRED.type and restated.body_of(one).get("reason") != "released" for one in ahead)
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
-                               **count_losses(task, ahead)}
+                               "attempt": task.attempt + failed, "expiries": task.expiries + lost}
     if over and not was_over:
         work.count_usage(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
@@ -220,10 +221,3 @@ def _end_lease(work: Work, task: stored.Task, lease: stored.Lease | None, story:
         return False
     work.set_lease(replace(lease, ending=story.ending))
     return True
-
-
-def count_losses(task: stored.Task, ahead: list[stored.Receipt]) -> dict[str, int]:
-    """Return how often the task failed and how often its lease expired, with the receipts that only the ledger has."""
-    failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
-    lost = sum(one.receipt_type == EXPIRED.type and restated.body_of(one).get("reason") != "released" for one in ahead)
-    return {"attempt": task.attempt + failed, "expiries": task.expiries + lost}

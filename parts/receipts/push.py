@@ -22,8 +22,10 @@ from msgspec import Struct
 from asyncgate import Engine
 from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.receipts.carry import as_stored_receipt, export_page
 from asyncgate.parts.receipts.collected import as_stored
+from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.reconcile import differing_facts
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Singly
 from asyncgate.parts.receipts.wires import Wires, pace_of
@@ -78,10 +80,6 @@ class Push:
                 self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
                 self.count(len(batch))
 
-    def pass_over(self, count: int) -> None:
-        """Count receipts that this kind of ledger does not store."""
-        self.tally.passed_over += count
-
     async def _send(self, tenant_id: str, batch: list[Ready]) -> None:
         await self._look_up(tenant_id, [one.receipt for one in batch if one.content is None])
         whole = [one for one in batch if one.content is not None]
@@ -113,33 +111,30 @@ class Push:
             self.singly = len(batch) == 1       # else the size alone may be the reason
             log.info("the ledger does not take %d receipts in one call: %s", len(batch), why)
             return False
-        for one, no in zip(batch, refusals, strict=True):
-            await self._count_answer(tenant_id, one.receipt, no)
+        for one, refusal in zip(batch, refusals, strict=True):
+            await self._count_answer(tenant_id, one.receipt, refusal)
         return True
 
     async def _send_chain(self, tenant_id: str, chain: list[Ready]) -> None:
         """Send the receipts of one task, one after another."""
         for one in chain:
             async with self.wires:
-                content = one.content or b""
+                refusal: Refusal | None = None
                 try:
-                    await self._ask(partial(self.wires.send, self.sink, tenant_id, content))
-                except Refusal as no:
-                    await self._count_answer(tenant_id, one.receipt, no)
-                else:
-                    await self._count_answer(tenant_id, one.receipt, None)
+                    await self._ask(partial(self.wires.send, self.sink, tenant_id, one.content or b""))
+                except Refusal as refused:
+                    refusal = refused
+                await self._count_answer(tenant_id, one.receipt, refusal)
 
-    async def _count_answer(self, tenant_id: str, receipt: stored.Receipt, no: Refusal | None) -> None:
+    async def _count_answer(self, tenant_id: str, receipt: stored.Receipt, refusal: Refusal | None) -> None:
         """Count an answer; a refused receipt counts as taken if the ledger has the worker's own statement of it."""
         erased = read_note(receipt.body) is not None
-        if no is not None and not await self._is_there(tenant_id, receipt):
-            return self._refuse(receipt, f"{no}{STILL_THERE * erased}")
+        if refusal is not None:
+            theirs = (await self._fetch(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
+            if theirs is None or differing_facts(receipt, theirs):
+                return self._refuse(receipt, f"{refusal}{STILL_THERE * erased}")
         self.tally.taken += 1
         self.tally.erased += erased
-
-    async def _is_there(self, tenant_id: str, receipt: stored.Receipt) -> bool:
-        theirs = (await self._fetch(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
-        return theirs is not None and not differing_facts(receipt, theirs)
 
     async def _fetch(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, stored.Receipt]:
         """Return the ledger's copies of some receipts."""
@@ -217,7 +212,7 @@ class FromDatabase:
             if content is None and receipt.body:
                 content = self._render(tenant_id, receipt, tasks.get(receipt.task_id))
                 if content is None:
-                    self.push.pass_over(1)
+                    self.push.tally.passed_over += 1
                     continue
             ready.append(Ready(receipt, content))
         return ready
@@ -232,8 +227,7 @@ class FromDatabase:
         return content
 
 
-async def read_exported(push: Push, tenant_id: str, batches: Iterable[list[stored.Receipt]],
-                        after: str) -> AsyncIterator[list[Ready]]:
+async def read_exported(push: Push, tenant_id: str, path: str, after: str) -> AsyncIterator[list[Ready]]:
     """Yield the receipts of an exported file, after a given one; the file was verified before."""
-    for batch in batches:
+    for batch in batches(Reading(path).rows(), RECEIPTS_PER_CALL):
         yield [Ready(one, push.sink.render(tenant_id, one, None)) for one in batch if one.receipt_id > after]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from asyncgate import (
 from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.content import find_location, needs_of
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.receipts import restated
 from asyncgate.parts.receipts.collected import Collected, computed_hash
 from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
@@ -45,7 +45,6 @@ REBUILT = "rebuilt"
 TASKS_PER_BATCH, RECEIPTS_PER_BATCH = 100, 500          # how many one transaction writes
 SHOWN = 10                          # how many damaged receipts a message names
 WITHIN = {"status", "completion_metadata", "schema_version"}    # members that task.result_ready does not repeat
-T = TypeVar("T")
 
 
 class NotEmpty(errors.Conflicting):
@@ -95,15 +94,11 @@ def choose(collected: Collected, instances: frozenset[str] | None) -> None:
         raise SeveralGates(f"several instances wrote these receipts: {listed}.  Name this gate's instances with "
                            "--instance, or give --all-instances")
     collected.keep_only(instances if instances is not None else frozenset(found))
-    for statement in list(_keyless(collected)):
+    for statement in [receipt for receipt in collected.all() if not receipt.receipt_key]:
         if (taken := find_adopted(collected, statement)) is None:
             collected.forget(statement.receipt_id)
         else:
             collected.replace(taken)
-
-
-def _keyless(collected: Collected) -> Iterator[stored.Receipt]:
-    return (one for one in collected.all() if not one.receipt_key)
 
 
 def find_adopted(collected: Collected, statement: stored.Receipt) -> stored.Receipt | None:
@@ -159,22 +154,24 @@ class Rebuild:
         """Write tasks, then receipts with their obligations and schedules, then the lost task.result_ready."""
         late: list[tuple[str, stored.Receipt]] = []
         self.backend.ids.after(self.collected.last())       # where clocks differ, new ids could seem older
-        for page in split_batches(self._stories(), TASKS_PER_BATCH):
-            await self._write(partial(self._put_tasks, page))
+        for page in batches(self._stories(), TASKS_PER_BATCH):
+            await self._write(partial(put_tasks, self.settings, [story for _, story in page]))
             self.tally.tasks += len(page)
             self.tally.held += sum(not story.ends for _, story in page)
             late += [(task_id, end) for task_id, story in page for end in story.unready]
             self.count(len(page))
-        for receipts in split_batches(self.collected.all(), RECEIPTS_PER_BATCH):
+        for receipts in batches(self.collected.all(), RECEIPTS_PER_BATCH):
             opened = [one for one in receipts if one.receipt_type in TERMINATES and not self.collected.answered(one)]
-            schedules = [restore_schedule(one) for one in opened if one.receipt_type == SCHEDULED.type]
+            schedules = [stored.Schedule(one.schedule_id or "", one.to_kind, one.to_id, one.from_kind, one.from_id,
+                                  one.receipt_id)      # its scheduler reports the other fields later
+                         for one in opened if one.receipt_type == SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)
             self.tally.erased += sum(read_note(one.body) is not None for one in receipts)
             self.tally.obligations += len(opened)
             self.tally.schedules += len(schedules)
             self.count(len(receipts))
-        for ends in split_batches(iter(late), TASKS_PER_BATCH):
+        for ends in batches(late, TASKS_PER_BATCH):
             await self._announce(ends)
         if (ledger := self.engine.find_extension(Ledger)) is not None:
             await ledger.sink.close()
@@ -202,10 +199,6 @@ class Rebuild:
         except Exception as error:      # whatever a database may raise
             raise RebuildFailed(f"the database refused a write: {error}") from error
 
-    def _put_tasks(self, stories: list[tuple[str, restated.Story]], work: Work) -> None:
-        for _, story in stories:
-            put_task(work, self.settings, story)
-
     def _put_receipts(self, receipts: list[stored.Receipt], opened: list[stored.Receipt],
                       schedules: list[stored.Schedule],
                       work: Work) -> None:
@@ -225,25 +218,18 @@ class Rebuild:
         self.tally.told += len(ends)
 
 
-def put_task(work: Work, settings: Settings, story: restated.Story) -> None:
-    """Add a rebuilt task to the unit of work without checking the rules, with events that say where it comes from."""
-    assert story.duty is not None
-    task, open_fences = restated.restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
-    work.add_task(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
-    if (lease := restated.restate_lease(story)) is not None:
-        work.set_lease(lease)
-    if (progress := restated.restate_progress(story)) is not None and not story.ends:
-        work.progress[task.task_id] = work.progressed[task.task_id] = progress
-    if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
-        work.add_event(task.task_id, "task.moved", fences_skipped=earlier)
-    work.add_event(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=restated.unknown_fields(story))
-
-
-def restore_schedule(created: stored.Receipt) -> stored.Schedule:
-    """Return a schedule with its id, scheduler and owner; its scheduler reports the other fields later."""
-    return stored.Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind,
-                           created.from_id,
-                           created.receipt_id)
+def put_tasks(settings: Settings, stories: list[restated.Story], work: Work) -> None:
+    """Add rebuilt tasks to the unit of work without checking the rules, with events that say where they come from."""
+    for story in stories:
+        task, open_fences = restated.restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
+        work.add_task(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
+        if (lease := restated.restate_lease(story)) is not None:
+            work.set_lease(lease)
+        if (progress := restated.restate_progress(story)) is not None and not story.ends:
+            work.progress[task.task_id] = work.progressed[task.task_id] = progress
+        if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
+            work.add_event(task.task_id, "task.moved", fences_skipped=earlier)
+        work.add_event(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=restated.unknown_fields(story))
 
 
 def announce(engine: Engine, ends: list[tuple[str, stored.Receipt]], work: Work) -> None:
@@ -255,16 +241,3 @@ def announce(engine: Engine, ends: list[tuple[str, stored.Receipt]], work: Work)
         if end.receipt_type == FAILED.type:
             said = {name: said[name] for name in said if name.startswith("error") or name == "how_to_retrieve"}
         engine.announce_end(work, work.require_task(task_id), end, said)
-
-
-def split_batches(rows: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yield rows in lists of at most `size`."""
-    while page := list(islice(rows, size)):
-        yield page
-
-
-def total_of(tallies: list[RebuildTally]) -> dict[str, Any]:
-    """Add up the tallies of several tenants."""
-    names = ("tasks", "held", "receipts", "erased", "obligations", "schedules", "told")
-    return {**{name: sum(getattr(tally, name) for tally in tallies) for name in names},
-            "problems": [problem for tally in tallies for problem in tally.problems]}

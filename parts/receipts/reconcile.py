@@ -10,10 +10,9 @@ A difference counts only if a second read still shows it, so a gate may serve wh
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +26,7 @@ from asyncgate.parts.model.walking import walk, walk_rows
 from asyncgate.parts.receipts.collected import (
     Collected,
     CountCopied,
+    TemporaryFile,
     as_stored,
     collect_from_ledger,
     computed_hash,
@@ -99,14 +99,12 @@ class Difference(Struct, omit_defaults=True):
     cure: str = ""
 
 
-class Findings:
-    """All differences, in a temporary file: there may be as many as receipts."""
+class Findings(TemporaryFile):
+    """All differences: there may be as many as receipts."""
 
     def __init__(self) -> None:
-        self.file = sqlite3.connect("", isolation_level=None)
-        self.file.executescript(
-            "PRAGMA journal_mode = OFF; CREATE TABLE found (tenant_id TEXT, kind TEXT, content BLOB);"
-            "CREATE INDEX by_kind ON found (tenant_id, kind)")
+        super().__init__("CREATE TABLE found (tenant_id TEXT, kind TEXT, content BLOB);"
+                         "CREATE INDEX by_kind ON found (tenant_id, kind)")
         self.counts: Counter[str] = Counter()
         self.receipts = self.tasks = self.waiting = self.foreign = 0
 
@@ -127,28 +125,22 @@ class Findings:
         return self._rows(f"AND tenant_id = ? AND kind IN ({', '.join('?' * len(kinds))})", tenant_id, *kinds)
 
     def _rows(self, which: str, *values: str) -> Iterator[Difference]:
-        last = 0
-        while rows := self.file.execute(f"SELECT rowid, content FROM found WHERE rowid > ? {which} "
-                                        "ORDER BY rowid LIMIT 500", (last, *values)).fetchall():
-            for _, content in rows:
-                yield msgspec.json.decode(content, type=Difference)
-            last = rows[-1][0]
+        rows = self.walk(f"SELECT rowid, content FROM found WHERE rowid > ? {which} ORDER BY rowid", 0, *values)
+        return (msgspec.json.decode(content, type=Difference) for content in rows)
 
     @property
     def wrong(self) -> int:
         """Return how many differences are not harmless."""
         return sum(count for kind, count in self.counts.items() if not KINDS[kind].harmless)
 
-    def close(self) -> None:
-        """Delete the temporary file."""
-        self.file.close()
-
 
 async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], count: CountCopied,
-                      tenants: Iterable[str] = (), mend: Mend | None = None) -> Findings:
+                      tenants: Iterable[str] = (), mend: Mend | None = None,
+                      kept: dict[str, Collected] | None = None) -> Findings:
     """Compare some tenants, or all; raises Unreadable.
 
-    `mend` is called for a tenant only after the whole comparison of that tenant.
+    `mend` is called for a tenant only after the whole comparison of that tenant.  `kept` gets the receipts of the
+    ledger, which are deleted otherwise.
     """
     findings = Findings()
     try:
@@ -165,7 +157,7 @@ async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], co
                 if mend is not None:
                     await mend(tenant_id, collected, findings)
             finally:
-                collected.close()
+                collected.close() if kept is None else kept.update({tenant_id: collected})
     except BaseException:
         findings.close()
         raise
@@ -184,21 +176,22 @@ class Comparison:
     async def run(self) -> None:
         """Search the ledger for each receipt of the gate, then the gate for each receipt of the ledger."""
         self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
-        await self._leave_out_offered()
+        async for row in walk_rows(self.backend, self.tenant_id, queries.OutboxFilter("", 500, "offered")):
+            self.collected.forget(row.receipt_id)       # a strict gate settles it by itself when it serves
+            self.findings.waiting += 1
         async for page in self._pages(stored.Receipt):
             await self.compare_page(page)
             self.findings.receipts += len(page)
             self.count(len(page))
-        async for pointers in self._pages(stored.Archived):
-            self._away([one.receipt_id for one in pointers])
+        async for pointers in self._pages(stored.Archived):    # they may be older than the ledger, or were pushed to it
+            ids = [pointer.receipt_id for pointer in pointers]
+            self.collected.know(ids)
+            for theirs in self.collected.get(ids).values():
+                if not is_sound(theirs):
+                    self._found("tampered", f"the hash of the {theirs.receipt_type} at the ledger does not match its "
+                                "content; here the receipt is in the archive", theirs)
         await self._leases()
         await self._there()
-
-    async def _leave_out_offered(self) -> None:
-        """Leave out what a strict gate has offered and settles by itself when it serves."""
-        async for row in walk_rows(self.backend, self.tenant_id, queries.OutboxFilter("", 500, "offered")):
-            self.collected.forget(row.receipt_id)
-            self.findings.waiting += 1
 
     def _pages(self, table: type[T]) -> AsyncIterator[list[T]]:
         return walk(self.backend, self.tenant_id, queries.Rows(table))
@@ -248,14 +241,6 @@ class Comparison:
         return any(one.receipt_type == ACCEPTED.type and not one.receipt_key and one.sender.same(receipt.sender)
                    and one.lease_id in (None, receipt.lease_id) for one in self.collected.of_task(receipt.task_id))
 
-    def _away(self, ids: list[str]) -> None:
-        """Check archived receipts: they may be older than the ledger, and may have been pushed to it."""
-        self.collected.know(ids)
-        for theirs in self.collected.get(ids).values():
-            if not is_sound(theirs):
-                self._found("tampered", f"the hash of the {theirs.receipt_type} at the ledger does not match its "
-                            "content; here the receipt is in the archive", theirs)
-
     async def _leases(self) -> None:
         """Check that the ledger has, or the outbox will deliver, the task.accepted of each live lease."""
         async for page in self._pages(stored.Lease):
@@ -287,7 +272,10 @@ class Comparison:
         task = await self.backend.task(self.tenant_id, receipt.task_id) if receipt.task_id else None
         if not (receipt.receipt_key and (receipt.asyncgate_instance in self.instances or task)):
             self.findings.foreign += 1
-            self._stated(receipt, task)
+            if receipt.receipt_type in STATED_TYPES and not receipt.receipt_key and task and (
+                    task[0].status not in stored.TERMINAL):
+                self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, but the task "
+                            f"is {task[0].status}", receipt)
         elif not is_sound(receipt):
             self._found("tampered", f"the ledger has a {receipt.receipt_type} that this gate never wrote, and its "
                         "hash does not match its content", receipt)
@@ -295,12 +283,6 @@ class Comparison:
                 task is None or receipt.receipt_type == ASSIGNED.type):
             self._found("obligation_unknown", f"the ledger has a {receipt.receipt_type} to {receipt.to} that no "
                         "receipt discharges, and this gate does not know it", receipt)
-
-    def _stated(self, receipt: stored.Receipt, task: Any) -> None:
-        unkeyed = receipt.receipt_type in STATED_TYPES and not receipt.receipt_key
-        if unkeyed and task and task[0].status not in stored.TERMINAL:
-            self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, but the task is "
-                        f"{task[0].status}", receipt)
 
     async def _behind(self, task: stored.Task, lease: stored.Lease | None) -> None:
         """Judge the receipts of a task that only the ledger has."""

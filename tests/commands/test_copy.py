@@ -290,7 +290,7 @@ async def good(*arguments: str) -> Result:
 async def copied(source: Any, target: Any) -> None:
     """Copy between two open backends."""
     await copy.join(target)
-    for step in (copy.survey, copy.carry, copy.prove):
+    for step in (copy.traverse, partial(copy.traverse, write=True), copy.prove):
         await step(source, target, lambda rows: None)
 
 
