@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -87,9 +88,13 @@ class GateServer:
     async def start(self) -> None:
         """Start the process and wait until it is ready."""
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags,
-            env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+        command = [sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags]
+        self.process = await asyncio.to_thread(
+            subprocess.Popen, command, env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=subprocess.PIPE, bufsize=0,
+            start_new_session=True)
+        self.errors = asyncio.StreamReader()
+        self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self.errors), self.process.stderr)
         async with asyncio.timeout(PROCESS_SECONDS):
             while not (found := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
                 pass
@@ -98,8 +103,9 @@ class GateServer:
         self.up.set()
 
     async def _line(self) -> str:
-        assert self.process.stderr is not None
-        if not (line := await self.process.stderr.readline()):
+        if not (line := await self.errors.readline()):
+            self.pipe.close()
+            await self.ended()
             raise RuntimeError("the server did not start:\n" + "\n".join(self.lines))
         self.lines.append(line.decode().rstrip())
         return self.lines[-1]
@@ -112,12 +118,14 @@ class GateServer:
     async def stop(self, how: signal.Signals) -> int:
         """End the process with a signal; return its exit status."""
         self.up.clear()
-        if self.process.returncode is None:
-            self.process.send_signal(how)
+        self.process.send_signal(how)       # nothing happens to one that has ended
         async with asyncio.timeout(PROCESS_SECONDS):
-            status = await self.process.wait()
             await self.reading
-        return status
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; return its exit status."""
+        return await asyncio.to_thread(self.process.wait, PROCESS_SECONDS)
 
 
 @contextlib.asynccontextmanager

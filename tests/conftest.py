@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import logging
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
+from tests.support.forks import ForkingPopen
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.programs import read_address
 
@@ -51,6 +53,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell without job control has its background processes ignore SIGINT, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.platform == "linux":
+    subprocess.Popen = ForkingPopen     # type: ignore[misc]
 
 TOKEN = "a-token-for-tests"
 # But for the audit log: that something was refused is written down there.
@@ -176,6 +180,23 @@ def good(answer: Answer) -> Any:
 
 Serve = Callable[..., Any]
 LOGGERS = ("", "asyncgate", "asyncgate.audit", "asyncgate.worker", "asyncgate.worker.ai", "asyncgate.client")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Do not look for garbage among the tests: not while they are collected, nor later, since all of them stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """End what the programs of this process have started from."""
+    if ForkingPopen.nursery is not None:
+        ForkingPopen.nursery.close()
 
 
 @pytest.fixture(autouse=True)

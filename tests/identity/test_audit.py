@@ -49,10 +49,10 @@ FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "
           "reason", "details", "hash"}
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory:", "sqlite:"], ids=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each test runs on both: one decides in the event loop, the other in a thread of its own."""
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'gate.db'}"
+    return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture

@@ -491,7 +491,7 @@ async def test_a_process_killed_while_it_erases_leaves_an_erasure_that_the_next_
     for step, n in (("end_work", 1), ("delete_files", 1), ("erase", 4), ("close", 1)):
         async with serving(new_url, first=DIES.format(step=step, n=n), **sets) as server:
             assert await erase_over_rest(server) is None
-            assert await server.process.wait() == -signal.SIGKILL
+            assert await server.ended() == -signal.SIGKILL
     again = await opened(again=True)
     report = await erase(again)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from joserfc._rfc7517 import pem
 
 from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.oauth.signing import SigningKeys
@@ -19,6 +21,8 @@ from tests.conftest import Serve, Served
 from tests.support.identity_tools import HOME
 
 PUBLIC_URL = "http://localhost"
+# OpenSSL looks whether the factors of an RSA key are prime each time that it reads one: half of what such a gate costs.
+pem.load_pem_private_key = cache(pem.load_pem_private_key)      # type: ignore[assignment, attr-defined]
 
 
 def write_signing_key(path: Path) -> Path:
@@ -62,9 +66,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
+def sqlite_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Name an empty SQLite database; a module whose `url` it is says why the database cannot matter."""
-    return f"sqlite:///{tmp_path}/gate.db"
+    return database_of("sqlite:", request.config, tmp_path)
 
 
 @pytest.fixture

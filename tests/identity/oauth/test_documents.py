@@ -213,7 +213,7 @@ def trust(gate: Served, authority: trustme.CA) -> AuthorizationServer:
     """Let a gate trust the authority of these tests; all else is by its settings."""
     server = gate.gate.oauth
     assert server is not None
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(context)
     server.documents.http = make_client(allow=server.settings.security.outgoing.allow, timeout_seconds=30.0,
                                         most_bytes=MOST_DOCUMENT_BYTES, tls=context)

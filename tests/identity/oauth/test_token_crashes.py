@@ -56,7 +56,7 @@ async def gate_that_dies(url: str, key: Path, n: int = 0, after: bool = False) -
     async with serving(url, first=DIES.format(n=n, after=after), **sets) as server:
         yield lambda **form: ask(server, form)
         if n:
-            assert await server.process.wait() == -signal.SIGKILL
+            assert await server.ended() == -signal.SIGKILL
 
 
 async def ask(server: GateServer, form: dict[str, str]) -> dict[str, Any] | None:

@@ -1,0 +1,180 @@
+"""Programs of this package start in a fork of a process that has imported it: imports are most of what a start costs.
+
+It takes the command `asyncgate` alone, and only where nothing could tell: with another environment of the interpreter,
+another checkout in its folder, a terminal or more than three streams it starts as everywhere.  Its parent is the test
+process.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+MOST_BYTES = 200_000        # of a request: below the least that a socket of Linux takes at once
+PLAIN = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "gid": None, "gids": None, "uid": None,
+         "umask": -1, "close_fds": True, "restore_signals": True}
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_", "TZ")
+MODULE = ["-m", "asyncgate"]
+CODES = ("from asyncgate import main; main()", "import sys; from asyncgate import main; sys.exit(main())")
+PR_SET_CHILD_SUBREAPER = 36
+IMPORTED = ("asyncgate.parts.app", "asyncgate.commands.main", "asyncgate.commands.cli", "asyncgate.backends.memory",
+            "asyncgate.backends.sqlite", "asyncgate.backends.postgres", "uvicorn.protocols.http.httptools_impl",
+            "uvicorn.lifespan.on", "uvloop")
+
+
+class Unforkable(Exception):
+    """There is no process to fork, or it has no room for the request."""
+
+
+class Nursery:
+    """The process that has imported the package; it ends with this one."""
+
+    def __init__(self) -> None:
+        self.ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.environment = read_at_start(os.environ)
+        start = f"from tests.support.forks import run_nursery; exec(run_nursery({its.fileno()}))"
+        self.process = START([sys.executable, "-c", start], cwd=ROOT, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, start_new_session=True)
+        its.close()
+        self.adopt = ctypes.CDLL(None, use_errno=True).prctl
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
+        """Start a program; return its process id, which is one of a child of this process."""
+        message = json.dumps(request).encode()
+        if len(message) > MOST_BYTES:
+            raise Unforkable
+        # Whoever starts it ends at once, and the nearest process that adopts becomes its parent.  For this moment only:
+        # what else loses its parent belongs to nobody here.
+        self.adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            self.ours.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))])
+            answers = [self.ours.recv(20), self.ours.recv(20)]
+        except OSError:
+            raise Unforkable from None
+        finally:
+            self.adopt(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not all(answers):
+            raise Unforkable
+        return int(answers[0])
+
+    def close(self) -> None:
+        """End the process."""
+        self.ours.close()
+        self.process.wait()
+
+
+class ForkingPopen(subprocess.Popen):       # type: ignore[type-arg]
+    """A Popen that forks what it can."""
+
+    nursery: Nursery | None = None
+    lock = threading.Lock()
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = dict(zip(NAMES, given, strict=True))
+        with self.lock:
+            pid = self._fork(asked)
+        if pid is None:
+            START._execute_child(self, *given)      # type: ignore[attr-defined]
+            return
+        self.pid, self._child_created = pid, True
+        self._close_pipe_fds(*(asked[name] for name in STREAMS))    # type: ignore[attr-defined]
+
+    def _fork(self, asked: dict[str, Any]) -> int | None:
+        environment = asked["env"] if asked["env"] is not None else os.environ
+        ends = [at if at != -1 else number for number, at in enumerate(asked[name] for name in ENDS)]
+        command = [str(part) for part in asked["args"]] if isinstance(asked["args"], list | tuple) else []
+        cwd = Path(asked["cwd"] or ".").absolute()
+        if (not is_asyncgate(command) or not is_plain_folder(cwd) or any(os.isatty(end) for end in ends)
+                or any(asked[name] != value for name, value in PLAIN.items()) or asked["process_group"] not in (-1, 0)
+                or "COVERAGE_PROCESS_CONFIG" in environment):
+            return None
+        nursery = ForkingPopen.nursery = ForkingPopen.nursery or Nursery()
+        if read_at_start(environment) != nursery.environment:
+            return None
+        with contextlib.suppress(Unforkable):
+            return nursery.fork({"command": command, "environment": dict(environment), "cwd": str(cwd),
+                                 "session": asked["start_new_session"], "group": asked["process_group"]}, ends)
+        return None
+
+
+START = subprocess.Popen
+NAMES = [*inspect.signature(START._execute_child).parameters][1:]      # type: ignore[attr-defined]
+STREAMS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+ENDS = ("p2cread", "c2pwrite", "errwrite")      # the program's
+
+
+def is_asyncgate(command: list[str]) -> bool:
+    """Whether this is the command `asyncgate`, run by the interpreter of the tests."""
+    return command[:1] == [sys.executable] and (
+        command[1:3] == MODULE or (command[1:2] == ["-c"] and command[2].strip() in CODES))
+
+
+def is_plain_folder(folder: Path) -> bool:
+    """Whether a program can start there and finds no other package of this name."""
+    return os.access(folder, os.X_OK) and (
+        folder == ROOT or not any((folder / name).exists() for name in ("asyncgate.py", "asyncgate")))
+
+
+def read_at_start(environment: Any) -> dict[str, str]:
+    """Return the variables that an interpreter reads when it starts, but for a path that leads here."""
+    return {name: value for name, value in environment.items()
+            if str(name).startswith(READ_AT_START) and (name, value) != ("PYTHONPATH", str(ROOT))}
+
+
+def run_nursery(number: int) -> str:
+    """Fork when the socket of this number asks for it; return what runs in a fork, or nothing at the end."""
+    for name in IMPORTED:
+        import_module(name)
+    its = socket.socket(fileno=number)
+    gc.collect()
+    gc.freeze()
+    while True:
+        message, streams, _, _ = socket.recv_fds(its, MOST_BYTES, len(ENDS))
+        if not message:
+            return ""
+        middle = os.fork()
+        if middle == 0:
+            if pid := os.fork():
+                its.send(str(pid).encode())
+                os._exit(0)
+            its.close()
+            become(streams, **json.loads(message))
+            return "import sys; from asyncgate.commands.main import main; sys.exit(main())"
+        for stream in streams:
+            os.close(stream)
+        os.waitpid(middle, 0)
+        its.send(b"adopted")
+
+
+def become(streams: list[int], command: list[str], environment: dict[str, str], cwd: str, session: bool,
+           group: int) -> None:
+    """Take on what a program is started with."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    if session:
+        os.setsid()
+    elif group == 0:
+        os.setpgid(0, 0)
+    sys.orig_argv[:], sys.argv[:] = command, ["-c", *command[3:]]
+    if command[1:3] == MODULE:
+        main: Any = sys.modules["__main__"]
+        main.__package__, sys.argv[0] = "", str(ROOT / "asyncgate.py")      # its usage calls it by these
+    if environment.get("PYTHONPATH") == str(ROOT):
+        sys.path.insert(1, str(ROOT))
