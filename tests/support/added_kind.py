@@ -68,7 +68,7 @@ async def test_it_is_exported_but_for_its_proof(gate: Any) -> None:
 async def test_it_is_copied(gate: Any, tmp_path: Path) -> None:
     target: Any = await open_backend(f"sqlite:///{tmp_path / 'other.db'}")
 
-    await copy.carry(gate.backend, target, lambda rows: None)
+    await copy.traverse(gate.backend, target, lambda rows: None, write=True)
 
     assert await target.page(gate.tenant_id, Rows(Note)) == await gate.backend.page(gate.tenant_id, Rows(Note)) != []
     await target.close()
