@@ -20,6 +20,7 @@ COPY clients clients
 COPY commands commands
 COPY conformance conformance
 COPY docs docs
+COPY extras extras
 COPY parts parts
 COPY skills skills
 RUN python -m venv --without-pip /opt/asyncgate \

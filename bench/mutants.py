@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
+PACKAGE = ("backends", "clients", "commands", "conformance", "docs", "extras", "parts", "skills")
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = "--strict-markers --import-mode=importlib -p asyncgate.conformance.plugin -p no:xdist -p no:cacheprovider"

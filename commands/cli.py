@@ -28,6 +28,7 @@ from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.verdicts import print_answer
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.clauses import remove_clause_numbers
@@ -56,14 +57,17 @@ SECTIONS = {
 # Commands in other modules, imported on demand; some of these modules import this one.
 MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "commands.keys",
            "receipts": "commands.receipts",
-           "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
+           "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
            "login-link": "commands.login_link",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
            "bulk": "commands.bulk", "usage": "commands.usage",
            "bench": "commands.bench.command", "bench-server": "commands.bench.command",
-           "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
+           "docs": "commands.docs", "skill": "commands.skill"}
+MODULES = {name: f"asyncgate.{module}" for name, module in MODULES.items()} | {
+    name: module for extra in find_extras().values() for name, module in extra.commands.items()}
+
 
 class Clients(calling.CommandGroup):
     """A group that also finds commands by the names of the operations, with underscores."""
@@ -75,7 +79,7 @@ class Clients(calling.CommandGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
         if name in MODULES:
-            part = import_module(f"asyncgate.{MODULES[name]}")
+            part = import_module(MODULES[name])
             command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name.replace("-", "_"))
             return command
         if (op := OPERATIONS.get(name.replace("-", "_"))) is not None:
@@ -473,7 +477,10 @@ def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile
             if profile_file:
                 for of_http_get in ("allow", "plain_http", "timeout_seconds"):
                     del about[of_http_get]
-                from asyncgate.clients.ai_worker.command import run_ai_worker
+                try:
+                    from asyncgate.extras.ai_worker.command import run_ai_worker
+                except ModuleNotFoundError:
+                    raise click.UsageError("--ai needs the extra ai_worker, which this installation lacks") from None
                 run_ai_worker(profile_file, quiet=quiet, **about)
             else:
                 part.run_worker(what, command, quiet=quiet, **about)

@@ -237,6 +237,8 @@ def render_imports(text: str) -> str:
     used, lines = set(words) - made, []
     for module in MODULES:
         names = sorted(name for name in used if is_own(module, name))
+        if not names:       # they are those of an extra that is not here
+            continue
         lines.append(textwrap.fill(f"from {module.__name__} import (\0{', '.join(names)},\n)", WIDE).partition("\0")[0])
         lines += [f"    {name}," for name in names]
         lines.append(")")

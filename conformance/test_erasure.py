@@ -17,6 +17,7 @@ from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.receipts.seals import receipt_digest
 
+pytest.importorskip("asyncgate.extras.privacy", reason="what it tries is an extra, and none is installed")
 pytestmark = pytest.mark.anyio
 MARK = "zq-marked"
 
@@ -99,7 +100,7 @@ async def test_a_plan_that_takes_long_says_that_it_may_be_more_and_the_erasure_i
         gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.gather(*(gate.as_agent(MARK).create_task(type="demo", payload=None) for _ in range(5)))
     whole = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
-    monkeypatch.setattr("asyncgate.parts.privacy.erasure.PLAN_SECONDS", -1.0)
+    monkeypatch.setattr("asyncgate.extras.privacy.erasure.PLAN_SECONDS", -1.0)
     part = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
     done = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, confirm=MARK)
 
@@ -110,7 +111,7 @@ async def test_a_plan_that_takes_long_says_that_it_may_be_more_and_the_erasure_i
 
 async def test_a_plan_reads_few_megabytes_at_a_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncgate.parts.identity.notices.MOST_PAGE_BYTES", 1000)
-    monkeypatch.setattr("asyncgate.parts.privacy.erasure.COUNTED_TOGETHER", 2)
+    monkeypatch.setattr("asyncgate.extras.privacy.erasure.COUNTED_TOGETHER", 2)
     for number in range(20):
         await gate.create(payload=f"{number}" * 600)
     read, page = list[int](), gate.backend.page

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from asyncgate import Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.faces import server
 from asyncgate.parts.faces.changes import Changes
 from asyncgate.parts.faces.front import Front
@@ -36,7 +37,6 @@ from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
-from asyncgate.parts.webhooks import Webhooks
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -86,7 +86,11 @@ class Gate(Front):
             await self.upkeep.begin(sign)
             nothing = contextlib.nullcontext()
             counting = self.counting or nothing
-            async with self.guard, self.upkeep, self.ledger or nothing, counting, Webhooks(self.engine), self._beside():
+            async with self.guard, self.upkeep, self.ledger or nothing, counting, contextlib.AsyncExitStack() as extras:
+                for extra in find_extras().values():
+                    if extra.beside is not None:
+                        await extras.enter_async_context(extra.beside(self.engine))
+                await extras.enter_async_context(self._beside())
                 yield
 
     def _add_parts(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The table of operations: the core's and those of each part; every face is generated from it."""
+"""The table of operations: the core's, those of each part and of the extras; every face is generated from it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from msgspec.structs import astuple
 
 from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
 from asyncgate.parts import service
-from asyncgate.parts.examination import running
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model import wire
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, types, workers
-from asyncgate.parts.privacy import erasure, export
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin, schedules
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
-from asyncgate.parts.webhooks import admin as webhooks_admin
 
 
 def table_of(*operations: Operation) -> dict[str, Operation]:
@@ -48,6 +46,6 @@ OPERATIONS: dict[str, Operation] = table_of(
     *queues.OPERATIONS, *workers.OPERATIONS, *types.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
     *admin.OPERATIONS,
     *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS,
-    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS, *webhooks_admin.OPERATIONS,
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *export.OPERATIONS, *erasure.OPERATIONS,
-    *service.OPERATIONS, *running.OPERATIONS)
+    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS,
+    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS,
+    *service.OPERATIONS, *(op for extra in find_extras().values() for op in extra.operations))

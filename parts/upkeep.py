@@ -20,6 +20,7 @@ from math import inf
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work, prolong_lease
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import metering
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
@@ -35,10 +36,8 @@ from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
-from asyncgate.parts.webhooks.pruning import DeliveryPruner
 
 log = logging.getLogger("asyncgate")
-ERASURES_SECONDS = 600.0        # between looks for erasures that were interrupted
 
 
 class Sighted(wire.Ask, kw_only=True):
@@ -70,14 +69,7 @@ class Upkeep(Duties, Extension):
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "retention": Duty(RETENTION_SECONDS, RowPruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
-                          "deliveries": Duty(3600.0, DeliveryPruner(engine).run),
-                          "erasures": Duty(ERASURES_SECONDS, self.finish_erasures),
-                          **oauth_duties(engine), **duties(engine)})
-
-    async def finish_erasures(self) -> int:
-        """Go on with erasures that were interrupted, or had to wait for other processes."""
-        from asyncgate.parts.privacy.erasure import ErasureFinisher  # it is large, and hardly ever needed
-        return await ErasureFinisher(self.engine).run()
+                          **oauth_duties(engine), **duties(engine), **extra_duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
         self.engine.extend(self)
@@ -278,6 +270,11 @@ def oauth_duties(engine: Engine) -> dict[str, Duty]:
         found["sessions"] = Duty(3600.0, SessionPruner(engine).run)
         found["programs"] = Duty(3600.0, ClientPruner(engine).run)
     return found
+
+
+def extra_duties(engine: Engine) -> dict[str, Duty]:
+    """Return the jobs of the extras."""
+    return {name: duty for extra in find_extras().values() for name, duty in extra.duties(engine).items()}
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:

@@ -110,7 +110,7 @@ def settings() -> Target:
 
 def schedules() -> Target:
     """Plans of a scheduler, with their cron expressions."""
-    from asyncgate.clients.scheduler.plan import InvalidOrder, read_plan
+    from asyncgate.extras.scheduler.plan import InvalidOrder, read_plan
     plan = {"name": "n", "mode": "cron", "cron_expr": "*/5 3 * * 1-5", "timezone": "Europe/Berlin",
             "task_template": {"type": "t", "payload_template": {"at": "{{run_at}}"}}}
     every = {"name": "n", "mode": "interval", "interval_seconds": 60, "task_template": {"type": "t"}}

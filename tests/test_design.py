@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "design.md").read_text()
 EXPECTED = ("idempotency key", "release_lease", "attach_artifacts", "archived", "workers emit", "receipt_ledger_lag",
             "task.assigned", "refresh token", "metadata document", "`aud`", "delivery_proof", "headers of limits")
 
-CODE = [path for folder in ("backends", "bench", "clients", "commands", "conformance", "parts", "tests")
+CODE = [path for folder in ("backends", "bench", "clients", "commands", "conformance", "extras", "parts", "tests")
         for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".sql")] + [
             ROOT / "asyncgate.py", ROOT / "fly.toml"]
 NUMBER = r"\d{1,2}(?:\.\d{1,2}){0,3}"

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import dropwhile, pairwise
+from itertools import chain, dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,9 @@ def test_a_setting_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_glossary_names_code_that_exists() -> None:
     """Its third column: paths of files and folders, the rest below parts/, and names that the code has."""
-    code = "\n".join(path.read_text() for folder in ("parts", "backends", "clients", "commands", "conformance", "bench")
-                     for path in (ROOT / folder).rglob("*.py")) + (ROOT / "asyncgate.py").read_text()
+    folders = ("parts", "extras", "backends", "clients", "commands", "conformance", "bench")
+    code = "\n".join(path.read_text() for path in (ROOT / "asyncgate.py", *(
+        path for folder in folders for path in (ROOT / folder).rglob("*.py"))))
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
@@ -157,7 +158,7 @@ def test_the_glossary_names_every_hook_and_who_has_it() -> None:
     told = {hook: set(re.findall(r"`([A-Z]\w+)`", who))
             for hook, who in re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page, re.M)}
     found: dict[str, set[str]] = {name: set() for name in vars(Extension) if not name.startswith("_")}
-    for path in (ROOT / "parts").rglob("*.py"):
+    for path in chain((ROOT / "parts").rglob("*.py"), (ROOT / "extras").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and "Extension" in map(ast.unparse, node.bases):
                 for method in node.body:

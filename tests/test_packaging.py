@@ -20,7 +20,7 @@ import pytest
 import asyncgate
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
+PARTS = ("backends", "clients", "commands", "conformance", "docs", "extras", "parts", "skills")
 PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")        # of the documentation, though they lie beside docs/
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
 

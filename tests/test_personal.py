@@ -14,12 +14,12 @@ from asyncgate.backends import sqlite
 from asyncgate.backends.postgres import migrations as postgres
 from asyncgate.backends.tables import OTHER_TABLES, list_lifetimes
 from asyncgate.commands.tables import make_tables
+from asyncgate.extras.privacy.subjects import BARE_FIELDS, LISTS, has_name, list_names
 from asyncgate.parts.model.cards import CARDS, PERSONAL, Says, list_columns, list_fields
 from asyncgate.parts.model.settings import Settings, list_settings
 from asyncgate.parts.model.stored import TABLES, Archived, Receipt
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, has_name, list_names
 from tests.support.each import each
 
 CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top; a room knows those that are named, and itself.
 BELOW = ("model", "process", "heart")
-PARTS = (*BELOW, "identity", "receipts", "operating", "privacy", "webhooks", "faces", "metrics", "backends", "app")
+PARTS = (*BELOW, "identity", "receipts", "operating", "faces", "metrics", "backends", "joint", "app")
 KNOWS = {
     "model": (),
     "process": ("model",),
@@ -23,8 +23,8 @@ KNOWS = {
     "identity": BELOW,
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
-    "webhooks": (*BELOW, "identity"),
-    "privacy": (*BELOW, "identity", "receipts"),
+    "joint": (*BELOW, "extras"),        # how an extra joins
+    "extras": (),
     "faces": BELOW,
     "metrics": (*BELOW, "identity", "receipts", "faces"),
     "app": PARTS,
@@ -33,6 +33,17 @@ KNOWS = {
     "commands": (*PARTS, "clients", "conformance"),
     "bench": (*PARTS, "clients", "conformance", "commands"),
 }
+# What each extra knows of the core; none is known by it.
+EXTRAS = {
+    "ai_worker": ("model", "process", "clients"),
+    "doctor": (*PARTS, "clients", "commands"),
+    "privacy": (*BELOW, "identity", "receipts", "joint"),
+    "scheduler": ("model", "process", "clients", "commands", "joint"),
+    "webhooks": (*BELOW, "identity", "joint"),
+}
+KNOWS |= EXTRAS
+# The one command that does more where an extra is installed, and says so where it is not.
+MORE_WITH_AN_EXTRA = {("asyncgate.commands.cli", "asyncgate.extras.ai_worker.command")}
 # The contract of a database is named by whoever is given one; a type costs no import.
 CONTRACT = "asyncgate.backends"
 # A user's tests get a gate in their own process: that one client opens what it talks to.
@@ -46,7 +57,7 @@ PUBLIC = {"clients", "commands", "app"}
 def files() -> dict[str, Path]:
     """Every module of the package, by its name."""
     found = {"asyncgate": ROOT / "asyncgate.py"}
-    for folder in ("parts", "backends", "clients", "commands", "conformance", "bench"):
+    for folder in ("parts", "backends", "clients", "commands", "conformance", "bench", "extras"):
         for path in (ROOT / folder).rglob("*.py"):
             name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
             found[f"asyncgate.{name}"] = path
@@ -61,6 +72,10 @@ def room(module: str) -> str:
     if module == "asyncgate":
         return "heart"
     _, first, *rest = module.split(".")
+    if first == "extras" and rest:
+        return rest[0]
+    if module == "asyncgate.parts.extras":
+        return "joint"
     if first != "parts":
         return first
     return rest[0] if rest and rest[0] in KNOWS else "app"
@@ -108,7 +123,9 @@ def arrows() -> set[tuple[str, str]]:
 
 def allowed(module: str, name: str) -> bool:
     here, there = room(module), room(name)
-    if (module, name) == ("asyncgate", "asyncgate.parts.receipts.emitting"):
+    if (module, name) == ("asyncgate", "asyncgate.parts.receipts.emitting") or (module, name) in MORE_WITH_AN_EXTRA:
+        return True
+    if here == "conformance" and there in EXTRAS:
         return True
     return here == there or there in KNOWS[here] or module == OPENS_A_GATE or (
         module == "asyncgate" and there in PUBLIC) or (there == "bench" and module.startswith(RUNS_THE_BENCH))
@@ -159,8 +176,9 @@ def test_no_import_takes_everything() -> None:
 
 
 # Why each of these is needed: a name of the package that is imported on demand (heart, clients), a database by the
-# scheme of its URL, commands by their names, sinks and limits by a setting.
-BY_NAME = 8
+# scheme of its URL, commands by their names, sinks and limits by a setting, extras by
+# their folders.
+BY_NAME = 9
 
 
 def test_few_modules_are_imported_by_their_name() -> None:

@@ -1,7 +1,7 @@
 """The card of a stored kind: what is said of it once, on its Struct, and read by everybody.
 
 Both schemas, the statements, copies, exports, erasures, retention and the data map (docs/data-map.md) read the cards.
-So a new kind is a Struct under `@stored(…)`, and its rule in parts/privacy/rules.py if an erasure changes it.
+So a new kind is a Struct under `@stored(…)`, and its rule in extras/privacy/rules.py if an erasure changes it.
 
 A principal may be a person, a program that acts for one, or neither: the gate cannot know.  So it treats every
 principal's id as personal.
@@ -84,7 +84,7 @@ class Card(Struct, frozen=True, kw_only=True):
     copied: bool = True
     of_operator: bool = False           # stands in the operator's tenant, whichever tenant it is for
     last_moment: str = ""               # the field with the last moment of a row, from which upkeep counts `how_long`
-    left_alone: str = ""                # why no erasure changes it; empty: parts/privacy/rules.py has its rule
+    left_alone: str = ""                # why no erasure changes it; empty: extras/privacy/rules.py has its rule
     erasable: tuple[str, ...] = ()      # what an erasure may change of rows that only their own steps change, or nobody
     erased_by: tuple[str, ...] = ()     # the key by which it finds such a row
     by_hand: bool = False               # its table is written out in the schema of each database

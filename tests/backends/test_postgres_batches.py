@@ -16,13 +16,13 @@ from asyncgate.backends.postgres import Postgres, Queues, open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.extras.webhooks.post import Post
+from asyncgate.extras.webhooks.sending import Courier, Places
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.wire import LeaseNext
-from asyncgate.parts.webhooks.post import Post
-from asyncgate.parts.webhooks.sending import Courier, Places
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.examination import examine
-from asyncgate.parts.examination.database import check_database
-from asyncgate.parts.examination.installation import Installation
+from asyncgate.extras.doctor import examine
+from asyncgate.extras.doctor.database import check_database
+from asyncgate.extras.doctor.installation import Installation
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.settings import ArchiveSettings, DatabaseSettings, Settings

@@ -503,7 +503,7 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
 
 def modules() -> Iterator[Any]:
     """Import every module that reads what others wrote."""
-    for part in ("parts", "backends", "clients", "commands"):
+    for part in ("parts", "backends", "clients", "commands", "extras"):
         package = importlib.import_module(f"asyncgate.{part}")
         yield package
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -28,7 +28,7 @@ class Note(Struct, frozen=True):
 '''
 OWN, TESTS = "test_added_kind", 6       # the tests of this kind alone, and how many they are
 # Tests that go through all kinds; what they say of every kind they say of this one.
-EVERY = ("tests/test_personal.py", "tests/privacy/test_rules.py")
+EVERY = ("tests/test_personal.py", "tests/extras/privacy/test_rules.py")
 
 
 @pytest.fixture(scope="module")

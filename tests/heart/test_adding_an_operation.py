@@ -25,7 +25,7 @@ from asyncgate.parts.operations import OPERATIONS, table_of
 from tests.conftest import TOKEN, Served
 
 ROOT = Path(__file__).parents[2]
-HOUSE = ("asyncgate.py", "backends", "bench", "clients", "commands", "conformance", "parts", "tests", "docs",
+HOUSE = ("asyncgate.py", "backends", "bench", "clients", "commands", "conformance", "extras", "parts", "tests", "docs",
          "pyproject.toml")
 NAME = "count_events"
 STRUCTS = '''

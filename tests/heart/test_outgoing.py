@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import trustme
 
+from asyncgate.extras.webhooks.post import Post
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.authorities import load_authorities
@@ -31,7 +32,6 @@ from asyncgate.parts.process.outgoing import (
     unmap_ipv4,
 )
 from asyncgate.parts.receipts.calls import Calls
-from asyncgate.parts.webhooks.post import Post
 
 pytestmark = pytest.mark.anyio
 

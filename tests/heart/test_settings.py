@@ -1012,7 +1012,8 @@ def test_each_setting_that_decides_nothing_says_so_when_somebody_sets_it(load: L
 def test_every_other_setting_is_read_by_some_code_or_takes_one_value_only() -> None:
     """A setting is read as an attribute of its group; the name of an attribute is all that can be seen here."""
     root = Path(__file__).parents[2]
-    paths = [root / "asyncgate.py", *(path for room in ("parts", "backends") for path in (root / room).rglob("*.py"))]
+    rooms = ("parts", "extras", "backends")
+    paths = [root / "asyncgate.py", *(path for room in rooms for path in (root / room).rglob("*.py"))]
     read = {node.attr for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))
             if isinstance(node, ast.Attribute)}
 

@@ -19,8 +19,8 @@ import cronsim  # noqa: F401  # what each life needs is imported once, before th
 import httpx2  # noqa: F401
 
 from asyncgate.clients.http import AsyncHttp
-from asyncgate.clients.scheduler import Scheduler
-from asyncgate.clients.scheduler.store import Store
+from asyncgate.extras.scheduler.loop import Scheduler
+from asyncgate.extras.scheduler.store import Store
 
 
 class Doom:

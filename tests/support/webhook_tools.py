@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from asyncgate.conformance.harness import Gate
+from asyncgate.extras.webhooks import Webhooks
 from asyncgate.parts.model.settings import WebhookSettings
-from asyncgate.parts.webhooks import Webhooks
 from tests.support.receiver import Came, Receiver
 
 STORY = ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]

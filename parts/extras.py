@@ -1,0 +1,32 @@
+"""The extras: what joins the gate from a folder of its own in `extras/`, without which it serves all the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from msgspec import Struct
+
+import asyncgate
+from asyncgate import Engine, Operation
+from asyncgate.parts.process.duties import Duty
+
+
+class Extra(Struct, frozen=True, kw_only=True):
+    """What `EXTRA` in the file extra.py of a folder joins to the gate."""
+
+    operations: Sequence[Operation] = ()
+    duties: Callable[[Engine], dict[str, Duty]] = lambda engine: {}                 # for the upkeep
+    beside: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None   # entered while the gate serves
+    commands: Mapping[str, str] = {}    # of `asyncgate`, with the modules that have them
+
+
+@cache
+def find_extras() -> dict[str, Extra]:
+    """Return the extras that are installed, by name."""
+    folder = Path(asyncgate.__path__[0], "extras")
+    names = sorted(path.parent.name for path in folder.glob("*/extra.py"))
+    return {name: import_module(f"asyncgate.extras.{name}.extra").EXTRA for name in names}

@@ -1,0 +1,154 @@
+"""What a running gate finds in itself: upkeep that fails or hangs, a ledger that is away, lost limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from asyncgate.backends import open_backend
+from asyncgate.extras.doctor import examine
+from asyncgate.extras.doctor.installation import Installation
+from asyncgate.extras.doctor.machine import BAD_FLUSH_MS, SLOW_FLUSH_MS, judge_flush
+from asyncgate.extras.doctor.running import RUNNING
+from asyncgate.extras.doctor.tls import check_certificates
+from asyncgate.parts.app import Gate
+from asyncgate.parts.model.findings import Finding
+from asyncgate.parts.model.settings import (
+    CircuitBreaker,
+    LedgerSettings,
+    RateLimiting,
+    SecuritySettings,
+    Settings,
+    Tls,
+)
+from tests.conftest import Serve, Served
+from tests.support.stub_ledger import StubLedger
+
+pytestmark = pytest.mark.anyio
+
+DAY = 86_400.0
+
+
+async def found_in(served: Served, later: float = 0.0) -> list[Finding]:
+    """Return what a gate finds in itself, as if so many seconds later."""
+    at = Installation(served.gate.settings, clock=lambda: time.time() + later, running=served.engine)
+    return await examine(at, RUNNING)
+
+
+async def test_a_running_gate_answers_its_operator(served: Served) -> None:
+    told = await served.get("/v1/examination")
+
+    assert {one["check"] for one in told["findings"]} >= {"settings", "versions", "clock", "upkeep"}
+    assert [one for one in told["findings"] if one["severity"] != "ok" and not one["cure"]] == []
+    assert told["severity"] in ("ok", "note", "warning", "error")
+
+
+async def test_nobody_but_the_operator_may_examine_a_gate(served: Served) -> None:
+    await served.post("/v1/tenants", {"name": "theirs"})
+    keys = [(await served.post("/v1/keys", {"name": role, "principal_kind": kind, "principal_id": role, "role": role,
+                                            **more}))["api_key"]
+            for role, kind, more in (("agent", "agent", {}), ("worker", "worker", {}),
+                                     ("admin", "human", {"tenant": "theirs"}))]
+
+    assert [(await served.call("GET", "/v1/examination", token=key)).status for key in keys] == [403, 403, 403]
+
+
+async def test_a_healthy_gate_has_no_finding(served: Served) -> None:
+    assert [(one.check, one.severity) for one in await found_in(served)] == [
+        ("service", "ok"), ("upkeep", "ok")]
+
+
+async def test_a_job_that_fails_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "gate.db"
+    gate = Gate(Settings(api_key="a", lease_sweep_interval_seconds=3600.0), await open_backend(f"sqlite:///{file}"))
+    async with gate.app.router.lifespan_context(gate.app):
+        with contextlib.closing(sqlite3.connect(file)) as db:
+            db.execute("ALTER TABLE leases RENAME TO lost")
+
+        await gate.upkeep.once("sweep")
+        [found] = [one for one in await found_in(Served(gate)) if "job sweep" in one.seen]
+
+    assert (found.check, found.severity) == ("upkeep", "error")
+    assert "the last run of the job sweep failed with DatabaseUnavailable (" in found.seen
+    assert "`upkeep: sweep failed` in the gate's log" in found.cure
+
+
+async def test_jobs_that_hang_are_found(served: Served) -> None:
+    found = [one for one in await found_in(served, later=DAY) if one.check == "upkeep"]
+
+    assert {one.severity for one in found} == {"error"}
+    assert {one.seen.split()[2] for one in found} >= {"sweep", "beat", "presence"}
+    assert all("restart the gate" in one.cure for one in found)
+
+
+async def test_a_gate_that_drains_says_so(served: Served) -> None:
+    await served.post("/v1/gate/drain")
+
+    [found] = [one for one in await found_in(served) if one.check == "service"]
+
+    assert (found.severity, "asyncgate resume-gate" in found.cure) == ("note", True)
+
+
+async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
+    async with StubLedger() as stub:
+        stub.answer = lambda receipt: (503, {}, "{}")
+        ledger = LedgerSettings(url=stub.url, circuit_breaker=CircuitBreaker(failure_threshold=1, timeout_seconds=3600))
+        served = await serve(receipt_mode="memorygate_integrated", ledger=ledger)
+        await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
+        await stub.until(lambda: bool(stub.sent))
+        await asyncio.gather(*(rounds.running for rounds in served.gate.ledger.sender.rounds.values() if rounds.running))
+
+        [found] = [one for one in await found_in(served) if one.check == "sending"]
+
+    assert (found.severity, "circuit breaker of the ledger is open" in found.seen) == ("warning", True)
+    assert "closes by itself" in found.cure
+
+
+async def test_a_lost_store_of_the_limits_is_found(serve: Serve) -> None:
+    limiting = RateLimiting(enabled=True, storage="redis", redis_url="redis://127.0.0.1:9")
+    served = await serve(security=SecuritySettings(rate_limiting=limiting))
+
+    before = [one for one in await found_in(served) if one.check == "counting"]
+    await served.call("GET", "/v1/whoami")
+    after = [one for one in await found_in(served) if one.check == "counting"]
+
+    assert [one.severity for one in (*before, *after)] == ["ok", "warning"]
+    assert "start the store" in after[0].cure
+
+
+async def test_a_certificate_that_was_renewed_under_a_running_gate_is_found(tmp_path: Path, served: Served) -> None:
+    path = tmp_path / "gate.pem"
+    trustme.CA().issue_cert("gate.example").private_key_and_cert_chain_pem.write_to_path(path)
+    os.utime(path, (time.time() + 60, time.time() + 60))
+    settings = Settings(security=SecuritySettings(tls=Tls(certificate_path=str(path))))
+
+    found = await examine(Installation(settings, running=served.engine), {"tls": check_certificates})
+
+    [changed] = [one for one in found if "after this gate had read it" in one.seen]
+    assert (changed.severity, changed.cure) == ("warning", "restart the gate")
+
+
+@pytest.mark.parametrize(("waited", "severity"), [(1.0, "ok"), (SLOW_FLUSH_MS, "note"), (BAD_FLUSH_MS, "warning")])
+async def test_a_slow_disk_is_told_by_how_slow_it_is(waited: float, severity: str) -> None:
+    [found] = judge_flush(waited)
+
+    assert found.severity == severity
+    assert bool(found.cure) == (severity != "ok")
+
+
+async def test_a_check_that_breaks_is_a_finding_and_stops_no_other(served: Served) -> None:
+    def breaks(at: Installation) -> Any:
+        raise RuntimeError("no hands")
+
+    found = await examine(Installation(Settings()), {"broken": breaks, **RUNNING, "again": breaks})
+
+    assert [(one.check, one.severity) for one in found] == [("broken", "error"), ("again", "error")]
+    assert "RuntimeError: no hands" in found[0].seen

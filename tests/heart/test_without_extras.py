@@ -1,0 +1,71 @@
+"""The core without extras/: it starts, serves, and passes its own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncgate.parts.extras import find_extras
+from asyncgate.parts.operations import OPERATIONS
+
+ROOT = Path(__file__).parents[2]
+CORE = ("asyncgate.py", "backends", "clients", "commands", "conformance", "parts", "docs", "pyproject.toml")
+# Rules of every kind of operation, and of what an extra looks after where it is installed.
+TESTS = ("test_permissions.py", "test_leases.py", "test_carry.py", "test_retention.py", "test_export.py")
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the house without the extras."""
+    copy = tmp_path_factory.mktemp("core")
+    for name in CORE:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "operations.pyc"))
+        else:
+            shutil.copy(source, copy / name)
+    run(copy, "-m", "asyncgate.commands.declare")
+    return copy
+
+
+def run(core: Path, *arguments: str, status: int = 0) -> str:
+    """Run Python in the copy, and return what it wrote."""
+    done = subprocess.run([sys.executable, *arguments], cwd=core, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(core)})
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def test_the_table_lacks_the_operations_of_the_extras_and_nothing_else(core: Path) -> None:
+    ask = "import json; from asyncgate.parts.operations import OPERATIONS; print(json.dumps([*OPERATIONS]))"
+    of_extras = {op.name for extra in find_extras().values() for op in extra.operations}
+
+    names = json.loads(run(core, "-c", ask))
+
+    assert of_extras
+    assert {*names} == OPERATIONS.keys() - of_extras
+
+
+def test_it_does_the_whole_main_job(core: Path) -> None:
+    assert "0 open obligations" in run(core, "-m", "asyncgate", "demo")
+
+
+def test_a_command_of_an_extra_is_unknown_and_an_option_names_what_it_lacks(core: Path) -> None:
+    assert "No such command 'doctor'" in run(core, "-m", "asyncgate", "doctor", status=2)
+    assert "needs the extra ai_worker" in run(core, "-m", "asyncgate", "worker", "--ai", "x.yaml", status=2)
+
+
+def test_it_passes_the_tests_of_the_core(core: Path) -> None:
+    said = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
+               *(f"conformance/{name}" for name in TESTS))
+
+    counted = re.search(r"(\d+) passed, (\d+) skipped", said)
+    assert counted, said
+    assert int(counted[1]) > 100
