@@ -104,7 +104,8 @@ async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
         served = await serve(receipt_mode="memorygate_integrated", ledger=ledger)
         await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
         await stub.until(lambda: bool(stub.sent))
-        await asyncio.gather(*(rounds.running for rounds in served.gate.ledger.sender.rounds.values() if rounds.running))
+        rounds = served.gate.ledger.sender.rounds.values()
+        await asyncio.gather(*(tenant.running for tenant in rounds if tenant.running))
 
         [found] = [one for one in await found_in(served) if one.check == "sending"]
 
