@@ -32,7 +32,8 @@ CODES = ("from asyncgate import main; main()", "import sys; from asyncgate impor
 PR_SET_CHILD_SUBREAPER = 36
 IMPORTED = ("asyncgate.parts.app", "asyncgate.commands.main", "asyncgate.commands.cli", "asyncgate.backends.memory",
             "asyncgate.backends.sqlite", "asyncgate.backends.postgres", "uvicorn.protocols.http.httptools_impl",
-            "uvicorn.lifespan.on", "uvloop")
+            "uvicorn.lifespan.on", "uvloop", "httpx2", "rich.console")
+OF_AI = "mcp.client.streamable_http"        # takes longer than all others, and few programs need it
 
 
 class Unforkable(Exception):
@@ -145,13 +146,16 @@ def run_nursery(number: int) -> str:
         message, streams, _, _ = socket.recv_fds(its, MOST_BYTES, len(ENDS))
         if not message:
             return ""
+        request = json.loads(message)
+        if "--ai" in request["command"]:
+            import_module(OF_AI)
         middle = os.fork()
         if middle == 0:
             if pid := os.fork():
                 its.send(str(pid).encode())
                 os._exit(0)
             its.close()
-            become(streams, **json.loads(message))
+            become(streams, **request)
             return "import sys; from asyncgate.commands.main import main; sys.exit(main())"
         for stream in streams:
             os.close(stream)
