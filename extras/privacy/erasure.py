@@ -123,10 +123,8 @@ async def erase_tenant(engine: Engine, caller: Caller, ask: wire_erasure.EraseTe
 async def list_erasures(engine: Engine, caller: Caller, ask: wire_erasure.ListErasures) -> wire_erasure.Erasures:
     """List the tenant's erasures, the oldest first, with their counts and proofs."""
     tenant_id = await admin.target_tenant(engine, caller, ask.tenant)
-    rows, *ends = await admin.read_page(engine, caller, ask, ("erasures", tenant_id),
-                                        lambda after: engine.backend.page(tenant_id,
-                                                                          queries.Rows(stored.Erasure, after)),
-                                        lambda row: row.erasure_id, lambda row: row.of_tenant == tenant_id)
+    rows, *ends = await admin.read_page(engine, caller, ask, ("erasures", tenant_id), tenant_id,
+                                        queries.Rows(stored.Erasure), lambda row: row.of_tenant == tenant_id)
     return wire_erasure.Erasures([show_erasure(row) for row in rows], *ends)
 
 

@@ -31,6 +31,7 @@ from asyncgate.parts.model import errors, queries, quotas, stored, wire, wire_ad
 from asyncgate.parts.model.caller import forbid_beyond, forbid_giving
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.walking import Pages, walk
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Extension)
@@ -442,9 +443,7 @@ async def make_keys(engine: Engine, number: int) -> list[tuple[str, str, str]]:
 async def list_keys(engine: Engine, caller: Caller, ask: wire_admin.ListKeys) -> wire_admin.Keys:
     """List the tenant's keys, also revoked ones, without their secret texts."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
-    rows, *ends = await read_page(engine, caller, ask, ("keys", tenant_id),
-                             lambda after: engine.backend.page(tenant_id, queries.Rows(stored.Key, after)),
-                                  lambda key: key.key_id, lambda key: True)
+    rows, *ends = await read_page(engine, caller, ask, ("keys", tenant_id), tenant_id, queries.Rows(stored.Key))
     return wire_admin.Keys([as_key_record(tenant_id, key) for key in rows], *ends)
 
 
@@ -533,26 +532,25 @@ async def list_audit(engine: Engine, caller: Caller, ask: wire_admin.ListAudit) 
                 and (ask.key_id is None or concerns(line, KEYS_OF_LINE, ask.key_id))
                 and (ask.session_id is None or concerns(line, SESSIONS_OF_LINE, ask.session_id))
                 and (ask.token_id is None or concerns(line, TOKENS_OF_LINE, ask.token_id)))
-    mark = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id, ask.last)
-    begin = await find_last_lines(engine, tenant_id, ask.last)
-    log = ChainedPages(engine, tenant_id)
-    rows, following, cursor = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
-                                              lambda line: line.audit_id, wanted)
+    filters = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id, ask.last)
+    lines = queries.Rows(stored.Audit, await find_last_lines(engine, tenant_id, ask.last))
+    log = ChainedPages(engine)
+    rows, following, cursor = await read_page(engine, caller, ask, filters, tenant_id, lines, wanted, log)
     return wire_admin.AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
 
 
 class ChainedPages:
     """Reads pages of an audit log, and notes where the chain of its hashes breaks."""
 
-    def __init__(self, engine: Engine, tenant_id: str) -> None:
-        self.engine, self.tenant_id = engine, tenant_id
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         # the last line that was read; the first one has nothing to be held to
         self.head: stored.AuditHead | None = None
         self.broken: str | None = None
 
-    async def read(self, after: str) -> list[stored.Audit]:
-        """Return the lines behind a place."""
-        lines = await self.engine.backend.page(self.tenant_id, queries.Rows(stored.Audit, after))
+    async def page(self, tenant_id: str, query: Any) -> list[Any]:
+        """Return the next lines."""
+        lines: list[stored.Audit] = await self.engine.backend.page(tenant_id, query)
         if lines:
             first, rest = (stored.AuditHead(lines[0].number, lines[0].hash), lines[1:]) if self.head is None else (
                 self.head, lines)
@@ -587,16 +585,17 @@ def as_audit_line(tenant_id: str, line: stored.Audit) -> wire_admin.AuditLine:
         said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
 
 
-async def read_page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
-                    name: Callable[[Any], str], wanted: Callable[[Any], bool],
-                    ) -> tuple[list[Any], str | None, str | None]:
-    """Return the rows of one page of an exported table, its next_cursor and its cursor."""
-    limit, after = engine.limit_page(ask.limit), engine.open_cursor(caller, ask.cursor, *mark) or ""
-    found: list[Any] = []
-    while len(found) <= limit and (rows := await read(after)):
-        found += filter(wanted, rows)
-        after = name(rows[-1])
-    return found[:limit], *engine.seal_cursors(caller, [name(row) for row in found], limit, ask.cursor, *mark)
+async def read_page(engine: Engine, caller: Caller, ask: Any, filters: tuple[Any, ...], tenant_id: str,
+                    of: queries.Rows[Any], wanted: Callable[[Any], bool] | None = None,
+                    side: Pages | None = None) -> tuple[list[Any], str | None, str | None]:
+    """Return the wanted rows of one page of a table, its next_cursor and its cursor."""
+    limit, after = engine.limit_page(ask.limit), engine.open_cursor(caller, ask.cursor, *filters)
+    rows: list[Any] = []
+    async for page in walk(side or engine.backend, tenant_id, replace(of, after=after or of.after)):
+        rows += filter(wanted, page)
+        if len(rows) > limit:
+            break
+    return rows[:limit], *engine.seal_cursors(caller, list(map(stored.export_key, rows)), limit, ask.cursor, *filters)
 
 
 OPERATIONS = [

@@ -32,9 +32,8 @@ async def list_seals(engine: Engine, caller: Caller, ask: wire_receipts.ListSeal
         head = await engine.backend.record(caller.tenant_id, stored.SealHead)
         begin = max(begin, head.number - ask.last) if head else begin
     rows, *ends = await read_page(
-        engine, caller, ask, ("seals", ask.after, ask.last),
-        lambda after: engine.backend.page(caller.tenant_id, queries.Rows(stored.Seal, after or f"{begin:012d}")),
-        lambda row: row.seal_id, lambda row: True)
+        engine, caller, ask, ("seals", ask.after, ask.last), caller.tenant_id,
+        queries.Rows(stored.Seal, f"{begin:012d}"))
     return wire_receipts.Seals([wire_receipts.SealRecord(row.number, row.last_id, row.count, row.digest, row.marks,
                                                          to_utc(row.sealed_at),
                                                          row.hash, decode_names(row.late) if row.late else None)

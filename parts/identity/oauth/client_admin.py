@@ -20,7 +20,7 @@ from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import find_grants
-from asyncgate.parts.model import errors, stored_oauth, wire, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_oauth
 from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 
@@ -69,10 +69,9 @@ async def register_client(engine: Engine, caller: Caller,
 async def list_clients(engine: Engine, caller: Caller, ask: wire_oauth.ListClients) -> wire_oauth.Clients:
     """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
     tenant = await tenant_of_client(engine, caller, ask.tenant)
-    directory = Directory(engine)
-    rows, *ends = await admin.read_page(engine, caller, ask, ("clients", tenant),
-                                        partial(directory.page, stored_oauth.OAuthClient),
-                                        lambda client: client.client_id, lambda client: tenant in (None, client.tenant))
+    rows, *ends = await admin.read_page(
+        engine, caller, ask, ("clients", tenant), Directory(engine).tenant_id, queries.Rows(stored_oauth.OAuthClient),
+        lambda client: tenant in (None, client.tenant))
     return wire_oauth.Clients([as_client_record(client) for client in rows], *ends)
 
 

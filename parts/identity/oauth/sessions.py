@@ -18,7 +18,7 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, end_console_sessions, revoke
-from asyncgate.parts.model import errors, stored, stored_oauth, wire, wire_admin, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_admin, wire_oauth
 from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.console import CONSOLE_CLIENT
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -155,8 +155,7 @@ async def list_sessions(engine: Engine, caller: Caller, ask: wire_oauth.ListSess
     """
     directory = Directory(engine)
     rows, *ends = await read_page(
-        engine, caller, ask, ("sessions", ask.user_id), lambda after: directory.page(stored_oauth.Grant, after),
-        stored.export_key,
+        engine, caller, ask, ("sessions", ask.user_id), directory.tenant_id, queries.Rows(stored_oauth.Grant),
         lambda grant: grant.code_used_at is not None and is_wanted(engine, caller, grant, ask.user_id))
     names = await name_clients(directory, {grant.client_id for grant in rows})
     return wire_oauth.Sessions([as_session_record(grant, names) for grant in rows], *ends)
@@ -222,8 +221,7 @@ async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListCons
     require_person(caller, caller.sees_all)
     directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
     rows, *ends = await read_page(
-        engine, caller, ask, ("consents", ask.user_id), lambda after: directory.page(stored_oauth.Consent, after),
-        stored.export_key,
+        engine, caller, ask, ("consents", ask.user_id), directory.tenant_id, queries.Rows(stored_oauth.Consent),
         lambda consent: consent.user_id in people)
     names = await name_clients(directory, {consent.client_id for consent in rows})
     return wire_oauth.Consents([as_consent_record(consent, names) for consent in rows], *ends)

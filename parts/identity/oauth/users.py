@@ -18,7 +18,7 @@ from asyncgate.parts.identity.oauth import user_rows
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
-from asyncgate.parts.model import errors, stored, stored_oauth, wire, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_oauth
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 
 
@@ -30,10 +30,8 @@ async def list_users(engine: Engine, caller: Caller, ask: wire_oauth.ListUsers) 
 
     def wanted(row: stored_oauth.User) -> bool:
         return row.accepted_as is None and tenant in (None, row.tenant) and email in (None, row.email)
-    directory = Directory(engine)
-    rows, *ends = await admin.read_page(engine, caller, ask, ("users", tenant, email),
-                                        lambda after: directory.page(stored_oauth.User, after), stored.export_key,
-                                        wanted)
+    rows, *ends = await admin.read_page(engine, caller, ask, ("users", tenant, email), Directory(engine).tenant_id,
+                                        queries.Rows(stored_oauth.User), wanted)
     return wire_oauth.Users([as_user_record(row) for row in rows], *ends)
 
 
