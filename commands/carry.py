@@ -12,12 +12,13 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate import receipt_hash
 from asyncgate.clients.http import Http
 from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.walking import batches
 from asyncgate.parts.process.folders import fsync_folder, open_private, replacing
 from asyncgate.parts.receipts import files
+from asyncgate.parts.receipts.collected import computed_hash
 
 IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # limits of one import call: receipts, bytes
 RECEIPTS_PER_PAGE = 1000
@@ -190,17 +191,8 @@ def import_file(gate: Http, path: str, told: Any) -> ImportTally:
 
 def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
     """Yield the receipts of a file as they are sent, in batches that fit into one request."""
-    batch: list[msgspec.Raw] = []
-    size = 0
-    for row in files.Reading(path).rows():
-        text = msgspec.json.encode(row)
-        if batch and (len(batch) == IMPORT_BATCH or size + len(text) > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(msgspec.Raw(text))
-        size += len(text)
-    if batch:
-        yield batch
+    texts = (msgspec.Raw(msgspec.json.encode(row)) for row in files.Reading(path).rows())
+    return batches(texts, IMPORT_BATCH, BATCH_BYTES, lambda text: len(bytes(text)))
 
 
 # A file by itself.
@@ -214,9 +206,7 @@ def verify_file(path: str, count: Any = lambda rows: None) -> files.SealedReadin
     file, wrong = files.SealedReading(path), list[str]()
     for row in file.rows():
         count(1)
-        if read_note(row.body) is None and row.hash != receipt_hash(
-                row.receipt_type, row.sender, row.to, row.task_id, row.lease_id, row.schedule_id, row.parents,
-                row.body.encode()):
+        if read_note(row.body) is None and row.hash != computed_hash(row):
             wrong.append(f"receipt {row.receipt_id} does not match its hash")
     file.problems += wrong
     return file

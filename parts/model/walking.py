@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -20,10 +19,18 @@ class Pages(Protocol):
         """Return the next rows of a query."""
 
 
-def batches(rows: Iterable[R], size: int) -> Iterator[list[R]]:
-    """Yield rows in lists of at most so many."""
-    rest = iter(rows)
-    while batch := list(islice(rest, size)):
+def batches(rows: Iterable[R], size: int, most: int = 0,
+            weigh: Callable[[R], int] = lambda row: 0) -> Iterator[list[R]]:
+    """Yield rows in lists of at most so many, which together weigh at most `most`; a heavier row is alone."""
+    batch, weight = list[R](), 0
+    for row in rows:
+        added = weigh(row)
+        if len(batch) == size or (batch and weight + added > most):
+            yield batch
+            batch, weight = [], 0
+        batch.append(row)
+        weight += added
+    if batch:
         yield batch
 
 

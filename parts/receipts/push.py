@@ -75,7 +75,7 @@ class Push:
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
         """Send all receipts of a tenant; raises LedgerAway."""
         async for page in pages:
-            for batch in split_page(page):
+            for batch in batches(page, RECEIPTS_PER_CALL, CALL_BYTES, lambda one: len(one.content or b"")):
                 await self._send(tenant_id, batch)
                 self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
                 self.count(len(batch))
@@ -170,19 +170,6 @@ async def send_chains(sending: Iterable[Any]) -> None:
                 group.create_task(one)
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
-
-
-def split_page(page: list[Ready]) -> list[list[Ready]]:
-    """Cut a page into pieces that are not too large for one call."""
-    cut, size = [list[Ready]()], 0
-    for one in page:
-        weight = len(one.content or b"")
-        if cut[-1] and (len(cut[-1]) == RECEIPTS_PER_CALL or size + weight > CALL_BYTES):
-            cut.append([])
-            size = 0
-        cut[-1].append(one)
-        size += weight
-    return [batch for batch in cut if batch]
 
 
 # Where receipts are read from.

@@ -64,6 +64,7 @@ async def test_what_is_written_within_a_stretch_does_not_come_back() -> None:
     assert (for_target, sorted(target.keys)) == (["b"], [*"abcdef"])
 
 
-def test_batches_have_at_most_so_many_rows() -> None:
+def test_batches_have_at_most_so_many_rows_of_so_much_weight() -> None:
     assert [*batches("abcde", 2)] == [["a", "b"], ["c", "d"], ["e"]]
     assert [*batches([], 2)] == []
+    assert [*batches(["a", "bb", "cccc", "d", "e", "f"], 2, 3, len)] == [["a", "bb"], ["cccc"], ["d", "e"], ["f"]]
