@@ -10,14 +10,17 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from asyncgate.parts.model import stored
 from tests.support.source import nodes, tree
 
 ROOT = Path(__file__).parents[1]
 GATE = ROOT / "asyncgate.py"
 SWAPPABLE = ("backends", "clients", "commands", "conformance", "extras")
+PRODUCT = ("backends", "clients", "commands", "extras", "parts")
 PARTS = (*SWAPPABLE, "bench", "parts")
 BESIDE = (
     ".ci/run",
@@ -242,6 +245,18 @@ def test_the_words_of_the_model_are_named_with_their_module() -> None:
                if isinstance(node, ast.ImportFrom) and words.fullmatch(node.module or "")]
 
     assert by_name == []
+
+
+def test_few_files_name_a_stored_kind() -> None:
+    """What is said of a kind is on its card; else only those name it that work with its rows."""
+    kinds, places = {kind.__name__ for kind in stored.TABLES}, dict[str, set[str]]()
+    for path in (GATE, *(path for path in modules(*PARTS) if name_of(path).split("/")[0] in PRODUCT)):
+        for node in nodes(path):
+            name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
+            if name in kinds:
+                places.setdefault(name, set()).add(name_of(path))
+
+    assert median(map(len, places.values())) <= 10
 
 
 def test_everything_public_says_what_it_is_for() -> None:

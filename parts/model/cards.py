@@ -9,6 +9,7 @@ principal's id as personal.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from enum import Enum
@@ -131,10 +132,17 @@ def stored(table: str, purpose: str, how_long: str, ended_by: str, *, key: str =
 @cache
 def list_columns(kind: type[Struct]) -> list[Column]:
     """Return the fields of a kind, but those that other tables store."""
-    hints = get_type_hints(kind, include_extras=True)
     defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
-    found = [read_column(name, hints[name], defaults.get(name)) for name in kind.__struct_fields__]
+    found = [read_column(name, read_hint(kind.__module__, kind.__annotations__[name]), defaults.get(name))
+             for name in kind.__struct_fields__]
     return [column for column in found if column.form is not Form.ELSEWHERE]
+
+
+@cache
+def read_hint(module: str, text: str) -> Any:
+    """Return the type that a text means in a module; hundreds of fields have few of them, and a start waits for all."""
+    holder = types.SimpleNamespace(__annotations__={"field": text})
+    return get_type_hints(holder, vars(sys.modules[module]), include_extras=True)["field"]
 
 
 def read_column(name: str, hint: Any, default: Any) -> Column:
