@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from operator import attrgetter, methodcaller
 from types import FrameType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import httptools
 import uvicorn
@@ -36,6 +36,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.model import connection, errors
+from asyncgate.parts.model.settings import Settings, Tls
 from asyncgate.parts.process.forks import release_children
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -53,49 +54,6 @@ CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 log = logging.getLogger("asyncgate.server")
 
 
-class Tls(Protocol):
-    """The settings of the certificate."""
-
-    @property
-    def certificate_path(self) -> str: ...
-    @property
-    def private_key_path(self) -> str: ...
-    @property
-    def private_key_password(self) -> str: ...
-    @property
-    def minimum_version(self) -> str: ...
-
-
-class Security(Protocol):
-    """The security settings that the server reads."""
-
-    @property
-    def tls(self) -> Tls: ...
-
-
-class Transport(Protocol):
-    """The settings that the server reads."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def header_timeout_seconds(self) -> float: ...
-    @property
-    def shutdown_seconds(self) -> float: ...
-    @property
-    def limit_concurrency(self) -> int | None: ...
-    @property
-    def max_connections_per_address(self) -> int: ...
-    @property
-    def trusted_proxies(self) -> tuple[str, ...]: ...
-    @property
-    def log_level(self) -> str: ...
-    @property
-    def security(self) -> Security: ...
-
-
 def _ignore_url(url: str) -> None:
     """No-op: nobody wants to know the address."""
 
@@ -107,7 +65,7 @@ def _at_once() -> float:
 
 def run_server(
     app: Any,
-    settings: Transport,
+    settings: Settings,
     *,
     drain: Callable[[], None],
     ready: Callable[[str], None] = _ignore_url,
@@ -214,7 +172,7 @@ def report_bind_failure(host: str, port: int, error: OSError) -> int:
 
 
 def make_config(
-    app: Any, settings: Transport, context: ssl.SSLContext | None = None, about: Traffic | None = None
+    app: Any, settings: Settings, context: ssl.SSLContext | None = None, about: Traffic | None = None
 ) -> uvicorn.Config:
     """Return uvicorn's configuration for an app and these settings; the caller configures logging."""
 
@@ -390,7 +348,7 @@ class HttpServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listen_beside(app: Any, settings: Transport, tls: Tls | None) -> AsyncIterator[None]:
+async def listen_beside(app: Any, settings: Settings, tls: Tls | None) -> AsyncIterator[None]:
     """Serve a second app in the running loop while the block runs; raises StartupError if it cannot listen."""
     try:
         config = make_config(app, settings, make_tls_context(tls) if tls else None)
