@@ -208,10 +208,11 @@ def exit_on_refusal() -> Iterator[None]:
     """End the program on a refusal, or if the gate does not answer."""
     try:
         yield
-    except http.Refusal as no:
-        again = f" (try again in {say_length(no.retry_after)})" if no.retry_after is not None else ""
-        login = "; `asyncgate login` stores a credential" * (no.status == 401)
-        raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
+    except http.Refusal as refusal:
+        again = f" (try again in {say_length(refusal.retry_after)})" if refusal.retry_after is not None else ""
+        login = "; `asyncgate login` stores a credential" * (refusal.status == 401)
+        raise exit_with(f"{refusal.code} ({refusal.status}): {escape_text(refusal.message)}{again}{login}",
+                        find_status(refusal)) from None
     except http.Unreachable as away:
         raise exit_with(escape_text(str(away)), EXIT_NO_GATE) from None
     except UnicodeEncodeError:
@@ -220,11 +221,30 @@ def exit_on_refusal() -> Iterator[None]:
         raise exit_with(escape_text(str(wrong)), EXIT_WRONG) from None
 
 
-def find_status(no: http.Refusal) -> int:
+def find_status(refusal: http.Refusal) -> int:
     """Return the exit status of a refusal; such an answer of a proxy means that its gate gives none."""
-    if no.code == "unexpected_answer" and no.status in (502, 503, 504):
+    if refusal.code == "unexpected_answer" and refusal.status in (502, 503, 504):
         return EXIT_NO_GATE
-    return EXIT_OF_STATUS.get(no.status, EXIT_BROKEN)
+    return EXIT_OF_STATUS.get(refusal.status, EXIT_BROKEN)
+
+
+class Outage:
+    """A block that may fail because the gate does not answer now: whoever follows something goes on behind it."""
+
+    def __init__(self, *fatal: type[http.Unreachable]) -> None:
+        self.fatal = fatal
+        self.times, self.pause_seconds, self.text = 0, 0.0, ""      # failures in a row, until the caller sets 0
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> bool:
+        if isinstance(error, self.fatal) or not isinstance(error, http.Unreachable | http.Refusal) or (
+                isinstance(error, http.Refusal) and error.status not in http.AWAY_STATUSES):
+            return False
+        self.times, self.text = self.times + 1, f"{escape_text(str(error))}; trying again"
+        self.pause_seconds = max(http.pause_after(self.times, 0.5), getattr(error, "retry_after", None) or 0.0)
+        return True
 
 
 def exit_with(message: str, status: int) -> click.exceptions.Exit:

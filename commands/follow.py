@@ -54,7 +54,8 @@ class Watch:
     def __init__(self, gate: http.Http, record: bytes, who: Mapping[str, Any]) -> None:
         self.gate, self.who = gate, who
         self.record, self.task = record, msgspec.json.decode(record)
-        self.shown, self.away, self.began = "", 0, time.monotonic()
+        self.shown, self.began = "", time.monotonic()
+        self.outage = calling.Outage()
         self.drawn: Any = None
 
     @property
@@ -74,20 +75,16 @@ class Watch:
                 self._show_state()
 
     def _poll(self, seconds: float) -> None:
-        try:
+        with self.outage:
             self.record = self.gate.send("get_task", {**self.who, "task_id": self.task["task_id"],
                                                       "wait_seconds": round(seconds, 3)}).content
-            self.task, self.away = msgspec.json.decode(self.record), 0
-        except (http.Unreachable, http.Refusal) as error:
-            if isinstance(error, http.Refusal) and error.status not in http.AWAY_STATUSES:
-                raise
-            self.away += 1
-            wait = max(http.pause_after(self.away, 0.5), getattr(error, "retry_after", None) or 0.0)
-            self._show(f"{terminal.escape_text(str(error))}; retrying")
-            time.sleep(min(wait, seconds))
+            self.task, self.outage.times = msgspec.json.decode(self.record), 0
+            return
+        self._show(self.outage.text)
+        time.sleep(min(self.outage.pause_seconds, seconds))
 
     def _show_state(self) -> None:
-        if not self.is_over and not self.away:
+        if not self.is_over and not self.outage.times:
             waits = self.task["status"] == "queued" and time.monotonic() - self.began > NO_WORKER_SECONDS
             self._show(f"{format_state(self.task)}{format_worker_hint(self.task) * waits}")
 

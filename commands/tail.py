@@ -53,39 +53,28 @@ class Tail:
 
     def __init__(self, gate: http.Http, query: dict[str, Any], as_json: bool) -> None:
         self.gate, self.query, self.as_json = gate, query, as_json
-        self.last, self.away = "", 0
-        self.connected = False      # whether a receipt has ever come
+        # Until a receipt has come, what answers may be no gate at all.
+        self.last, self.outage = "", calling.Outage(http.WrongAddress, http.NotAGate)
 
     def follow(self) -> None:
         """Show receipts for ever; after an interruption go on behind the last one shown."""
         while True:
-            try:
+            with self.outage:
                 self._read()
-                wait = 0.0      # the gate ended the stream; it stops, or the credential does, which the next try says
-            except http.Unreachable as cut:
-                wait = self._excuse(cut)
-            except http.Refusal as no:
-                if no.status not in http.AWAY_STATUSES:
-                    raise
-                wait = max(self._excuse(no), no.retry_after or 0.0)
-            time.sleep(max(wait, http.pause_after(1)))
+                # The gate ended the stream: it stops, or the credential does, which the next try says.
+                time.sleep(http.pause_after(1))
+                continue
+            if self.outage.times == 1:
+                click.echo(self.outage.text, err=True)
+            time.sleep(max(self.outage.pause_seconds, http.pause_after(1)))
 
     def _read(self) -> None:
         with self.gate.open_stream(PATH, self.query, self.last) as events:
             for event in events:
                 if why := http.find_reply_flaw(event.data.encode(), ReceiptRecord):
                     raise http.NotAGate(self.gate.url, f"an event of its stream {why}")
-                self.away, self.connected = 0, True
+                self.outage.times, self.outage.fatal = 0, (http.WrongAddress,)
                 self._show(event)
-
-    def _excuse(self, error: Exception) -> float:
-        """Tell once that the gate does not answer; return how long to wait before the next try."""
-        if isinstance(error, http.WrongAddress) or (isinstance(error, http.NotAGate) and not self.connected):
-            raise error
-        if not self.away:
-            click.echo(f"{terminal.escape_text(str(error))}; trying again", err=True)
-        self.away += 1
-        return http.pause_after(self.away, 0.5)
 
     def _show(self, event: StreamEvent) -> None:
         if event.id:

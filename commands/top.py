@@ -259,19 +259,11 @@ def run_screen(gate: http.Http, screen: Screen | None, every_seconds: float) -> 
             if screen.view != view:
                 shot, due = Shot(), 0.0
             if time.monotonic() >= due:
-                shot = shot if screen.stopped and shot.read_at else read_again(gate, screen, shot)
+                if not (screen.stopped and shot.read_at):
+                    with (outage := calling.Outage()):
+                        shot = read_shot(gate, screen)
+                    shot.trouble = outage.text      # what was read last stays
                 due = time.monotonic() + every_seconds
-
-
-def read_again(gate: http.Http, screen: Screen, last: Shot) -> Shot:
-    """Return a new shot; while the gate does not answer the last one stays, with the reason."""
-    try:
-        return read_shot(gate, screen)
-    except (http.Unreachable, http.Refusal) as trouble:
-        if isinstance(trouble, http.Refusal) and trouble.status not in http.AWAY_STATUSES:
-            raise
-        last.trouble = f"{terminal.escape_text(str(trouble))}; trying again"
-        return last
 
 
 @contextmanager

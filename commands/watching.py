@@ -13,9 +13,8 @@ import click
 import msgspec
 
 from asyncgate import Operation
-from asyncgate.clients import http
 from asyncgate.commands import terminal
-from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, connect_to_gate
+from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, Outage, connect_to_gate
 from asyncgate.commands.profiles import Connection
 
 EVERY_SECONDS = 2.0
@@ -34,23 +33,15 @@ def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_sec
     try:
         with connect_to_gate(at) as gate, open_view(op, every_seconds, as_json) as show:
             show(gate.send(op.name, body).content)      # a call that is wrong ends here
+            outage = Outage()
             while True:
                 time.sleep(every_seconds)
-                ask_again(gate, op, body, show)
+                with outage:
+                    show(gate.send(op.name, body).content)
+                    continue
+                click.echo(outage.text, err=True)       # what was shown stays
     except KeyboardInterrupt:
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
-
-
-def ask_again(gate: http.Http, op: Operation, body: Mapping[str, Any], show: Show) -> None:
-    """Call once more and show the reply; on an outage what was shown stays."""
-    try:
-        show(gate.send(op.name, body).content)
-    except http.Unreachable as away:
-        click.echo(f"{terminal.escape_text(str(away))}; trying again", err=True)
-    except http.Refusal as no:
-        if no.status not in http.AWAY_STATUSES:
-            raise
-        click.echo(f"{terminal.escape_text(no.message)}; trying again", err=True)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def test_waiting_goes_on_while_a_proxy_says_that_the_gate_is_away(proxy: Proxy, 
     with start(proxy, "run-task", "--type", "sing", "--payload", "1", "--wait-seconds", "60") as waiting:
         read_until(waiting.stderr, "queued")
         proxy.away = True
-        read_until(waiting.stderr, "; retrying")
+        read_until(waiting.stderr, "; trying again")
         proxy.away = False
         with Http(proxy.gate.url, TOKEN) as gate:
             [offer] = gate.call("lease_next", worker_id="w1", accept_types=["sing"])["tasks"]
