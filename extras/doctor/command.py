@@ -90,7 +90,7 @@ def ask_gate(configured: Configured, at: Connection, known: list[findings.Findin
             patience, gate.patience_seconds = gate.patience_seconds, HEALTH_SECONDS
             health = gate.call("health")
             gate.patience_seconds = patience
-            return [*judge_version(url, health), *add_unknown(known, examine_there(gate, url))]
+            return [judge_version(url, health), *add_unknown(known, examine_there(gate, url))]
     except (Unreachable, Refusal, ValueError) as none:
         return [of_gate(judge_silence(url, none, holder))]
 
@@ -136,13 +136,12 @@ def add_unknown(known: list[findings.Finding], theirs: list[findings.Finding]) -
             yield one
 
 
-def judge_version(url: str, health: Mapping[str, Any]) -> Iterator[findings.Finding]:
-    """Yield which release runs."""
-    if health["version"] != __version__:
-        yield of_gate(findings.note(f"the gate at {url} is {health['version']}, and this program is {__version__}",
-                                    "restart the gate after an upgrade, or use the program of the gate"))
-    else:
-        yield of_gate(findings.all_well(f"the gate at {url} is healthy, version {health['version']}"))
+def judge_version(url: str, health: Mapping[str, Any]) -> findings.Finding:
+    """Return which release runs."""
+    if health["version"] == __version__:
+        return of_gate(findings.all_well(f"the gate at {url} is healthy, version {health['version']}"))
+    return of_gate(findings.note(f"the gate at {url} is {health['version']}, and this program is {__version__}",
+                                 "restart the gate after an upgrade, or use the program of the gate"))
 
 
 def judge_silence(url: str, none: Exception, holder: Holder | None) -> findings.Finding:

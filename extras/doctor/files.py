@@ -24,8 +24,9 @@ def check_rights(at: Installation) -> Iterator[findings.Finding]:
     for path, what in list_private_files(at):
         looked += 1
         found += judge_file(path, what)
-        if what == DATABASE:
-            found += judge_writing(path)
+        if what == DATABASE and os.access(path, os.R_OK) and not os.access(path, os.W_OK):
+            found.append(findings.alarm(f"{DATABASE} {path} may not be written by this user",
+                                        f"chmod u+w {path}, or run this as the gate's user"))
     if (file := at.database_file) and file.parent.is_dir():
         found += judge_folder(file.parent, "the folder of the database")
     yield from found
@@ -79,13 +80,6 @@ def judge_file(path: Path, what: str) -> Iterator[findings.Finding]:
     if not os.access(path, os.R_OK):
         yield findings.alarm(f"{what} {shown} may not be read by this user",
                              f"run this as the gate's user, or chown {shown}")
-
-
-def judge_writing(path: Path) -> Iterator[findings.Finding]:
-    """Yield that the gate cannot write one of its own files."""
-    if os.access(path, os.R_OK) and not os.access(path, os.W_OK):
-        yield findings.alarm(f"{DATABASE} {path} may not be written by this user",
-                             f"chmod u+w {path}, or run this as the gate's user")
 
 
 def judge_folder(folder: Path, what: str) -> Iterator[findings.Finding]:

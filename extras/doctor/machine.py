@@ -105,7 +105,11 @@ def check_clock(at: Installation) -> Iterator[findings.Finding]:
 
 def check_packages(at: Installation) -> Iterator[findings.Finding]:
     """Look for packages below the versions that the tests ran on."""
-    old = list(find_old_packages(requires_of_gate()))
+    try:
+        wanted = requires("asyncgate") or []
+    except PackageNotFoundError:        # a bare checkout
+        wanted = []
+    old = list(find_old_packages(wanted))
     yield from (findings.warn(f"{name} is {has}, and the gate was tested with {least} or newer",
                               f"pip install --upgrade '{name}>={least}'") for name, has, least in old)
     if at.database_file and sqlite3.sqlite_version_info < TESTED_SQLITE:
@@ -114,14 +118,6 @@ def check_packages(at: Installation) -> Iterator[findings.Finding]:
     elif not old:
         yield findings.all_well(f"asyncgate {__version__}, Python {platform.python_version()}, "
                                 f"SQLite {sqlite3.sqlite_version}, packages as tested")
-
-
-def requires_of_gate() -> list[str]:
-    """Return the packages that the gate asks for; none in a bare checkout."""
-    try:
-        return requires("asyncgate") or []
-    except PackageNotFoundError:
-        return []
 
 
 def find_old_packages(wanted: list[str]) -> Iterator[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ limits, a gate on the internet is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncgate.extras.doctor.installation import Installation
@@ -15,143 +16,83 @@ from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.settings import Settings, list_settings
 
 
+class Point(NamedTuple):
+    """One answer to a question of the checklist; the first that holds is given."""
+
+    question: str
+    holds: Callable[[Installation], object]
+    severity: findings.Gravity
+    seen: str           # {} is what `holds` has returned
+    cure: str = ""
+
+
 def check_production(at: Installation) -> Iterator[findings.Finding]:
     """Walk the checklist."""
-    for question, answer in CHECKLIST:
-        yield answer(at, question)
+    answered = set[str]()
+    for question, holds, severity, seen, cure in CHECKLIST:
+        if question not in answered and (held := holds(at)):
+            answered.add(question)
+            yield findings.Finding("", severity, f"{question}: {seen.format(held)}", cure)
 
 
-def ask_tls(at: Installation, question: str) -> findings.Finding:
-    """TLS certificate valid and configured."""
-    settings = at.settings
-    if settings.security.tls.certificate_path or settings.trusted_proxies:
-        return findings.all_well(
-            f"{question}: by the gate or by a proxy that it trusts; the check tls looks at the certificate")
-    if urlsplit(at.public_url).scheme == "https":
-        return findings.warn(f"{question}: a proxy speaks TLS, and the gate does not trust it",
-                             "name it in trusted_proxies")
-    return findings.warn(f"{question}: no",
-                         "set security.tls.certificate_path, or name the TLS proxy in trusted_proxies")
+def list_plain_secrets(at: Installation) -> str:
+    """Return the secrets whose own text is in a variable of the environment."""
+    origins = {one.name: at.origins.get(one.name, "") for one in list_settings(Settings) if one.secret}
+    return ", ".join(name for name, origin in origins.items()
+                     if origin.startswith("environment ") and not origin.endswith(("_FILE", "_COMMAND")))
 
 
-def ask_redirects(at: Installation, question: str) -> findings.Finding:
-    """OAuth redirect URIs allowlisted."""
-    oauth = at.settings.security.oauth
-    if not oauth.enabled:
-        return findings.all_well(f"{question}: there is no authorization server")
-    if oauth.dynamic_registration:
-        return findings.warn(f"{question}: any program may register itself",
-                             "set security.oauth.dynamic_registration=false")
-    return findings.all_well(f"{question}: each program lists its own, and they match exactly")
-
-
-def ask_signing(at: Installation, question: str) -> findings.Finding:
-    """JWT signing keys generated and secured."""
-    jwt = at.settings.security.jwt
-    if at.settings.security.oauth.enabled and not jwt.private_key_path:
-        return findings.warn(f"{question}: there is none", "`asyncgate keys signing make` makes one")
-    return findings.all_well(f"{question}: the check rights looks at the file" if jwt.private_key_path else
-                             f"{question}: the gate signs no access tokens")
-
-
-def ask_hashes(at: Installation, question: str) -> findings.Finding:
-    """API keys hashed in database."""
-    return findings.all_well(f"{question}: always, with Argon2id")
-
-
-def ask_limits(at: Installation, question: str) -> findings.Finding:
-    """Rate limiting enabled and tested."""
-    limiting = at.settings.security.rate_limiting
-    return findings.all_well(f"{question}: counted in {limiting.storage}") if limiting.enabled else findings.warn(
-        f"{question}: no", "set security.rate_limiting.enabled=true, and look at `asyncgate get-limits`")
-
-
-def ask_isolation(at: Installation, question: str) -> findings.Finding:
-    """Multi-tenant isolation verified."""
-    return findings.note(f"{question}: the gate's own suite shows it",
-                         "run `asyncgate conformance` against an empty database like yours")
-
-
-def ask_audit(at: Installation, question: str) -> findings.Finding:
-    """Audit logging enabled."""
-    return findings.all_well(f"{question}: yes") if at.settings.security.audit_logging.enabled else findings.warn(
-        f"{question}: no", "set security.audit_logging.enabled=true")
-
-
-def ask_headers(at: Installation, question: str) -> findings.Finding:
-    """Security headers configured."""
-    return findings.all_well(f"{question}: every answer has them")
-
-
-def ask_secrets(at: Installation, question: str) -> findings.Finding:
-    """Secrets in secrets manager (not env vars)."""
-    plain = [one.name for one in list_settings(Settings) if one.secret and is_in_environment(at, one.name)]
-    if plain:
-        return findings.warn(f"{question}: in the environment: {', '.join(plain)}",
-                             "let a command print each: <NAME>_COMMAND; or keep it in a file: <NAME>_FILE")
-    return findings.all_well(f"{question}: none is in the environment")
-
-
-def is_in_environment(at: Installation, name: str) -> bool:
-    """Whether a setting's own text is in a variable of the environment."""
-    origin = at.origins.get(name, "")
-    return origin.startswith("environment ") and not origin.endswith(("_FILE", "_COMMAND"))
-
-
-def ask_walls(at: Installation, question: str) -> findings.Finding:
-    """Database RLS policies enabled."""
-    url = at.settings.database.url
-    if not url.startswith("postgres"):
-        return findings.all_well(f"{question}: on SQLite a trigger compares the tenant of every row that is written")
-    if at.settings.database.trusted_role:
-        return findings.warn(f"{question}: the gate's role may take them down",
-                             "connect as asyncgate_app, and unset database.trusted_role")
-    return findings.all_well(f"{question}: forced on every table of tenants; the check database looks at the role")
-
-
-def ask_monitoring(at: Installation, question: str) -> findings.Finding:
-    """Monitoring and alerting configured."""
-    return findings.all_well(f"{question}: /metrics is there; let Prometheus load the alerts of deploy/") if (
-        at.settings.metrics.enabled) else findings.warn(f"{question}: the gate shows no metrics",
-                                                        "set metrics.enabled=true")
-
-
-def ask_backup(at: Installation, question: str) -> findings.Finding:
-    """Backup and recovery tested."""
-    return findings.note(f"{question}: only you know", "`asyncgate backup`, restore it elsewhere, `asyncgate verify`")
-
-
-def ask_floods(at: Installation, question: str) -> findings.Finding:
-    """DDoS protection configured."""
-    if is_loopback(at.settings.host) and not at.settings.trusted_proxies:
-        return findings.all_well(f"{question}: only this machine reaches the gate")
-    return findings.note(
-        f"{question}: the gate has limits for addresses; a network in front must stop what fills the line",
-                         "put the gate behind a provider that does")
-
-
-def ask_people(cure: str) -> Callable[[Installation, str], findings.Finding]:
-    """Return the answer to a question that only people can answer."""
-    return lambda at, question: findings.note(f"{question}: only you know", cure)
-
-
-CHECKLIST: list[tuple[str, Callable[[Installation, str], findings.Finding]]] = [
-    ("TLS", ask_tls),
-    ("redirect URIs are listed", ask_redirects),
-    ("signing keys", ask_signing),
-    ("API keys are hashed", ask_hashes),
-    ("rate limits", ask_limits),
-    ("tenants are apart", ask_isolation),
-    ("audit log", ask_audit),
-    ("headers of safety", ask_headers),
-    ("secrets are in a secrets manager", ask_secrets),
-    ("row-level security", ask_walls),
-    ("monitoring and alerts", ask_monitoring),
-    ("plan for incidents", ask_people("docs/incidents.md has three; run each once")),
-    ("privacy policy", ask_people("docs/privacy-policy.md is a template; publish yours")),
-    ("terms of service", ask_people("publish yours")),
-    ("penetration test", ask_people("let somebody attack a gate like yours; SECURITY.md says how to report")),
-    ("load test", ask_people("`asyncgate bench --url URL` against a gate like yours")),
-    ("backup and recovery", ask_backup),
-    ("protection against floods", ask_floods),
+ELSE: Callable[[Installation], object] = lambda at: True  # noqa: E731  # a row of a table
+YOU = "only you know"
+CHECKLIST = [
+    Point("TLS", lambda at: at.settings.security.tls.certificate_path or at.settings.trusted_proxies, "ok",
+          "by the gate or by a proxy that it trusts; the check tls looks at the certificate"),
+    Point("TLS", lambda at: urlsplit(at.public_url).scheme == "https", "warning",
+          "a proxy speaks TLS, and the gate does not trust it", "name it in trusted_proxies"),
+    Point("TLS", ELSE, "warning", "no",
+          "set security.tls.certificate_path, or name the TLS proxy in trusted_proxies"),
+    Point("redirect URIs are listed", lambda at: not at.settings.security.oauth.enabled, "ok",
+          "there is no authorization server"),
+    Point("redirect URIs are listed", lambda at: at.settings.security.oauth.dynamic_registration, "warning",
+          "any program may register itself", "set security.oauth.dynamic_registration=false"),
+    Point("redirect URIs are listed", ELSE, "ok", "each program lists its own, and they match exactly"),
+    Point("signing keys", lambda at: at.settings.security.jwt.private_key_path, "ok",
+          "the check rights looks at the file"),
+    Point("signing keys", lambda at: at.settings.security.oauth.enabled, "warning", "there is none",
+          "`asyncgate keys signing make` makes one"),
+    Point("signing keys", ELSE, "ok", "the gate signs no access tokens"),
+    Point("API keys are hashed", ELSE, "ok", "always, with Argon2id"),
+    Point("rate limits", lambda at: at.settings.security.rate_limiting.enabled
+          and at.settings.security.rate_limiting.storage, "ok", "counted in {}"),
+    Point("rate limits", ELSE, "warning", "no",
+          "set security.rate_limiting.enabled=true, and look at `asyncgate get-limits`"),
+    Point("tenants are apart", ELSE, "note", "the gate's own suite shows it",
+          "run `asyncgate conformance` against an empty database like yours"),
+    Point("audit log", lambda at: at.settings.security.audit_logging.enabled, "ok", "yes"),
+    Point("audit log", ELSE, "warning", "no", "set security.audit_logging.enabled=true"),
+    Point("headers of safety", ELSE, "ok", "every answer has them"),
+    Point("secrets are in a secrets manager", list_plain_secrets, "warning", "in the environment: {}",
+          "let a command print each: <NAME>_COMMAND; or keep it in a file: <NAME>_FILE"),
+    Point("secrets are in a secrets manager", ELSE, "ok", "none is in the environment"),
+    Point("row-level security", lambda at: not at.settings.database.url.startswith("postgres"), "ok",
+          "on SQLite a trigger compares the tenant of every row that is written"),
+    Point("row-level security", lambda at: at.settings.database.trusted_role, "warning",
+          "the gate's role may take them down", "connect as asyncgate_app, and unset database.trusted_role"),
+    Point("row-level security", ELSE, "ok",
+          "forced on every table of tenants; the check database looks at the role"),
+    Point("monitoring and alerts", lambda at: at.settings.metrics.enabled, "ok",
+          "/metrics is there; let Prometheus load the alerts of deploy/"),
+    Point("monitoring and alerts", ELSE, "warning", "the gate shows no metrics", "set metrics.enabled=true"),
+    Point("plan for incidents", ELSE, "note", YOU, "docs/incidents.md has three; run each once"),
+    Point("privacy policy", ELSE, "note", YOU, "docs/privacy-policy.md is a template; publish yours"),
+    Point("terms of service", ELSE, "note", YOU, "publish yours"),
+    Point("penetration test", ELSE, "note", YOU,
+          "let somebody attack a gate like yours; SECURITY.md says how to report"),
+    Point("load test", ELSE, "note", YOU, "`asyncgate bench --url URL` against a gate like yours"),
+    Point("backup and recovery", ELSE, "note", YOU, "`asyncgate backup`, restore it elsewhere, `asyncgate verify`"),
+    Point("protection against floods", lambda at: is_loopback(at.settings.host) and not at.settings.trusted_proxies,
+          "ok", "only this machine reaches the gate"),
+    Point("protection against floods", ELSE, "note",
+          "the gate has limits for addresses; a network in front must stop what fills the line",
+          "put the gate behind a provider that does"),
 ]

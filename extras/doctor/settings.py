@@ -34,11 +34,6 @@ def is_reached(settings: settings.Settings) -> bool:
     return not is_loopback(settings.host)
 
 
-def trusts_everybody(settings: settings.Settings) -> bool:
-    """Whether every address is believed to be a proxy."""
-    return any(ip_network(one).prefixlen == 0 for one in settings.trusted_proxies if "/" in one)
-
-
 RULES = [
     Rule(lambda s: s.allow_insecure_dev and (is_reached(s) or on_postgres(s)), findings.alarm,
          "allow_insecure_dev is on, off loopback or over Postgres: `serve` refuses to start",
@@ -53,7 +48,8 @@ RULES = [
          findings.warn,
          "others reach the gate, and limits are off: one caller can use up the time and the disk of all",
          findings.LIMIT_CURE),
-    Rule(trusts_everybody, findings.warn,
+    Rule(lambda s: any(ip_network(network).prefixlen == 0 for network in s.trusted_proxies if "/" in network),
+         findings.warn,
          "trusted_proxies holds every address: anybody may say which address a call is from",
          "name only the addresses of your proxies in trusted_proxies"),
     Rule(lambda s: s.security.oauth.enabled and not s.public_url, findings.alarm,
@@ -136,14 +132,9 @@ IDLE_GROUPS = [
 
 def check_settings(at: Installation) -> Iterator[findings.Finding]:
     """Look for open doors, contradictions, and settings that decide nothing."""
-    found = [*find_broken_rules(at.settings), *find_weak_tokens(at.settings), *find_idle_settings(at)]
-    yield from found or [findings.all_well(
+    broken = [rule.make(rule.seen, rule.cure) for rule in RULES if rule.holds(at.settings)]
+    yield from [*broken, *find_weak_tokens(at.settings), *find_idle_settings(at)] or [findings.all_well(
         f"{len(settings.list_settings(settings.Settings))} settings, which agree with each other")]
-
-
-def find_broken_rules(settings: settings.Settings) -> Iterator[findings.Finding]:
-    """Yield what the rules say."""
-    yield from (rule.make(rule.seen, rule.cure) for rule in RULES if rule.holds(settings))
 
 
 def find_weak_tokens(settings: settings.Settings) -> Iterator[findings.Finding]:

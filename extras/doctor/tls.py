@@ -35,7 +35,10 @@ def check_certificates(at: Installation) -> Iterator[findings.Finding]:
                                  "key")
         else:
             yield from judge_dates(f"the certificate {tls.certificate_path}", first, last, at.clock())
-            yield from judge_age(at, tls.certificate_path)
+            if at.running is not None and (
+                    os.stat(tls.certificate_path).st_mtime > at.clock() - (time.monotonic() - at.running.born)):
+                yield findings.warn(f"{tls.certificate_path} was changed after this gate had read it",
+                                    "restart the gate")
     if (parts := urlsplit(at.public_url)).scheme == "https" and parts.hostname:
         yield from check_public(parts.hostname, parts.port or 443, at.clock())
 
@@ -62,12 +65,6 @@ def judge_dates(what: str, first: datetime, last: datetime, now: float) -> Itera
         yield findings.note(f"{what} expires on {last:%Y-%m-%d}, in {say_length(left)}", RENEW)
     else:
         yield findings.all_well(f"{what} is valid until {last:%Y-%m-%d}")
-
-
-def judge_age(at: Installation, path: str) -> Iterator[findings.Finding]:
-    """Yield a certificate that was renewed while the gate serves the old one."""
-    if at.running is not None and os.stat(path).st_mtime > at.clock() - (time.monotonic() - at.running.born):
-        yield findings.warn(f"{path} was changed after this gate had read it", "restart the gate")
 
 
 def check_public(host: str, port: int, now: float) -> Iterator[findings.Finding]:
