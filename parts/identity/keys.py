@@ -40,7 +40,7 @@ from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import WayIn, keys_stored
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.process.kit import Bounded, Rate
+from asyncgate.parts.process.kit import Bounded, Flights, Rate
 
 log = logging.getLogger("asyncgate")
 
@@ -76,7 +76,6 @@ class Proven(Struct, eq=False):
     suspended: bool = False             # the tenant is
     void: bool = False                  # the row is gone, or has another hash
     why: tuple[str, str] | None = None  # that the row does not let the key in, as a code and in words
-    reading: asyncio.Task[None] | None = None
 
     def take(self, tenant_id: str, suspended: bool, key: stored.Key, read_at: float) -> None:
         """Take over the row; it is read again if the clock goes back."""
@@ -146,12 +145,6 @@ def place_of(address: str | None) -> str:
 
 
 # Argon2.
-
-
-async def share_outcome(task: asyncio.Task[A]) -> A:
-    """Wait for a shared task; a waiter that is canceled does not cancel the task."""
-    await asyncio.wait([task])
-    return task.result()
 
 
 def lower_priority() -> None:
@@ -252,7 +245,8 @@ class IssuedKeys:
         self.refused: Bounded[bytes, float] = Bounded()     # by digest, the time of the refusal
         self.failures = Rate(FAILURES, FAILURES_SECONDS, lambda: self.clock())
         self.slow = SlowLane(self.hasher, sleep)
-        self.flights: dict[bytes, asyncio.Task[Proven | None]] = {}
+        self.proofs: Flights[bytes, Proven | None] = Flights()      # by digest
+        self.reads: Flights[Proven, None] = Flights()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
@@ -325,8 +319,8 @@ class IssuedKeys:
     async def close(self) -> None:
         """Finish the running work and end the threads."""
         self.slow.close()
-        while self.tasks:
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+        while tasks := {*self.tasks, *self.proofs.under_way.values(), *self.reads.under_way.values()}:
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self.slow.resting is not None:
             self.slow.resting.cancel()
         await asyncio.to_thread(self.hasher.executor.shutdown)
@@ -355,9 +349,7 @@ class IssuedKeys:
         now, since = self.clock(), self._failing_since(network_of(address), key_id)
         found: Proven | None = None
         if not 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
-            if (flight := self.flights.get(digest)) is None:
-                flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, address))
-            found = await share_outcome(flight)
+            found = await self.proofs.join(digest, lambda: self._prove(key_id, secret, digest, address))
         if found is None and since is not None:
             await self._delay()
             raise errors.RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES,
@@ -373,12 +365,6 @@ class IssuedKeys:
                 await self.sleep(DELAY_SECONDS)
             finally:
                 self.delayed -= 1
-
-    async def _fly(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
-        try:
-            return await self._prove(key_id, secret, digest, address)
-        finally:
-            del self.flights[digest]
 
     async def _prove(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         where, found = network_of(address), await self.store.find_key(key_id)
@@ -433,18 +419,14 @@ class IssuedKeys:
         been revoked.
         """
         if not 0 <= self.clock() - entry.read_at < ROW_SECONDS and not entry.void:
-            entry.reading = entry.reading or self._begin(self._read(key_id, entry))
-            await share_outcome(entry.reading)
+            await self.reads.join(entry, lambda: self._read(key_id, entry))
         return not entry.void
 
     async def _read(self, key_id: str, entry: Proven) -> None:
-        try:
-            entry.stale = True
-            while entry.stale:      # `forget` came during the query, so the row may be from before the change
-                entry.stale, began = False, self.clock()
-                found = await self.store.find_key(key_id)
-        finally:
-            entry.reading = None
+        entry.stale = True
+        while entry.stale:      # `forget` came during the query, so the row may be from before the change
+            entry.stale, began = False, self.clock()
+            found = await self.store.find_key(key_id)
         if found is None or found[2].version != entry.version:
             return self._drop(key_id, entry)
         entry.take(*found, began)

@@ -17,6 +17,7 @@ from asyncgate.parts.model.content import needs_of
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.words import say_list
 from asyncgate.parts.operating import explain
+from asyncgate.parts.process.kit import Bounded
 
 LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and does not ask meanwhile
 ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
@@ -80,7 +81,7 @@ class TypeWarnings(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.read: dict[str, tuple[float, list[stored.Presence]]] = {}
+        self.read: Bounded[str, tuple[float, list[stored.Presence]]] = Bounded(MOST_TENANTS)
 
     async def count_creation(self, caller: Caller, ask: wire.Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Create tasks, and add warnings to the answer."""
@@ -115,9 +116,7 @@ class TypeWarnings(Extension):
         if not 0 <= now - at < ROWS_SECONDS:
             rows = await self.engine.backend.page(tenant_id,
                                                   queries.WorkerFilter(("", ""), explain.MOST_ASKED, latest=True))
-            if len(self.read) >= MOST_TENANTS:
-                self.read.clear()
-            self.read[tenant_id] = now, rows
+            self.read.put(tenant_id, (now, rows))
         return await read_lately(self.engine, tenant_id, rows)
 
 

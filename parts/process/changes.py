@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from asyncgate.parts.model import queries, wire
 from asyncgate.parts.model.news import Change, News
+from asyncgate.parts.process.kit import Bounded
 from asyncgate.parts.process.readers import Wants, resolve
 
 MOST_KEPT = 200             # changes that wait for one follower; of more it learns the number
@@ -19,7 +20,6 @@ MOST_SPREAD = 50              # changes of one batch that other processes are to
 AT_ONCE = 5                 # of them in one News: it must fit into what a database passes on
 ANNOUNCE_SECONDS, FORGET_SECONDS = 5.0, 15.0    # how often a process says that it follows, and how long that holds
 SEEN_SECONDS = 30.0         # between two changes that say that a worker was seen
-MOST_SEEN = 10_000
 LEFT_OUT = "left_out"
 
 
@@ -64,7 +64,7 @@ class Followers:
         self.here: defaultdict[str, dict[Follower, None]] = defaultdict(dict)
         self.elsewhere: dict[str, float] = {}       # until when
         self.announced: dict[str, float] = {}
-        self.seen: dict[tuple[str, wire.Principal], float] = {}
+        self.seen: Bounded[tuple[str, wire.Principal], float] = Bounded()
 
     def join(self, tenant_id: str, follower: Follower) -> None:
         """Tell a follower of a tenant's changes from now on."""
@@ -126,7 +126,5 @@ class Followers:
         key = tenant_id, worker
         if now - self.seen.get(key, -SEEN_SECONDS) < SEEN_SECONDS:
             return
-        if len(self.seen) >= MOST_SEEN:
-            self.seen.clear()
-        self.seen[key] = now
+        self.seen.put(key, now)
         self.spread(tenant_id, [Change("worker.seen", now, worker=(worker.kind, worker.id, worker.instance_id or ""))])

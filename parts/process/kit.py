@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
@@ -66,17 +67,17 @@ class Flights(Generic[K, V]):
 
     async def join(self, key: K, call: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """Return or raise what the call for a key does, which is made unless it is under way."""
-        if (flight := self.under_way.get(key)) is None:
-            flight = self.under_way[key] = asyncio.create_task(self._fly(key, call()))
-            flight.add_done_callback(lambda done: done.cancelled() or done.exception())     # nobody may wait any more
+        flight = self.under_way.get(key)
+        if flight is None or flight.done():
+            flight = self.under_way[key] = asyncio.create_task(call())
+            flight.add_done_callback(partial(self._end, key))
         return await asyncio.shield(flight)
 
-    async def _fly(self, key: K, call: Coroutine[Any, Any, V]) -> V:
-        try:
-            return await call
-        finally:
-            if self.is_current(key):
-                del self.under_way[key]
+    def _end(self, key: K, flight: asyncio.Task[V]) -> None:
+        if self.under_way.get(key) is flight:
+            del self.under_way[key]
+        if not flight.cancelled():
+            flight.exception()      # retrieved: nobody may wait any more
 
     def is_current(self, key: K) -> bool:
         """Whether the running call is still the one for its key: `forget` has not been called since it began."""

@@ -468,7 +468,7 @@ async def test_a_failure_that_nobody_waits_for_is_no_noise(world: World, caplog:
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
     world.table.answers.set()
-    await until(lambda: not world.keys.tasks)
+    await until(lambda: not world.keys.proofs.under_way)
     del left
     gc.collect()
 
@@ -510,7 +510,7 @@ async def test_a_flood_of_made_up_keys_does_not_fill_the_memory(world: World) ->
         assert await world.show(generate(), f"10.{at >> 16}.{at >> 8 & 255}.{at & 255}") is None
 
     assert (len(world.keys.refused), len(world.keys.failures.counted)) == (10_000, 10_000)
-    assert (len(world.keys.proven), world.keys.proven.most, len(world.keys.flights)) == (0, 10_000, 0)
+    assert (len(world.keys.proven), world.keys.proven.most, len(world.keys.proofs.under_way)) == (0, 10_000, 0)
     assert world.threads.given == 0
 
 
