@@ -917,10 +917,10 @@ class Engine:
             try:
                 async with self.batches.take_slice(caller.tenant_id):
                     reply = await self.write(op.run, op.loads, caller, replace(ask, **{ask.items: some}))
-            except GateError as no:
+            except GateError as refusal:
                 if not isinstance(done, Items):     # nothing is done yet, or a repetition finds what is done
                     raise
-                return done + Items([refuse_item(item, no) for item in some + items])
+                return done + Items([refuse_item(item, refusal) for item in some + items])
             done = done + reply if done is not None else reply
         return done
 
@@ -1933,7 +1933,7 @@ class Engine:
                                 recommended_action="Cancel the task, or report this as a defect of the gate.")
 
     def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
-        """Requeue a task whose lease was lost, which is no failure (PH.4); put it on hold after too many losses."""
+        """Requeue a task whose lease was lost, which is not a failure (PH.4); put it on hold after too many losses."""
         held = "lease_expiries" if would_hold(task) else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.set_lease(replace(lease, ending="expired"))
@@ -2087,9 +2087,9 @@ class Job:
         mark = work.mark()
         try:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
-        except Exception as no:     # a bug in one operation must spare the others too
+        except Exception as problem:     # a bug in one operation must spare the others too
             work.take_back(mark)
-            self.error = no if isinstance(no, GateError) else log_fault(type(self.ask).__name__, no)
+            self.error = problem if isinstance(problem, GateError) else log_fault(type(self.ask).__name__, problem)
 
     def settle(self, error: Exception | None = None) -> None:
         """Answer the waiting caller, if it is still there."""
@@ -2206,8 +2206,8 @@ class Batches:
                 return await self._carry_out_alone(tenant_id, jobs)
             why = refused.__cause__
             error = why if isinstance(why, GateError) else log_fault(type(jobs[0].ask).__name__, refused)
-        except GateError as no:
-            error = no
+        except GateError as refusal:
+            error = refusal
         except Exception as broken:
             log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
             error = outcome_unknown()

@@ -1,7 +1,7 @@
 """The tables of the stored kinds, made of their cards, as each database writes them.
 
 The first migration of each database has a line for them.  The tables that a database lays out for speed, and those that
-are no kind of row, are written out there.
+are not rows of a kind, are written out there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncgate.parts.model.cards import (
 
 PLACE = "-- The tables of the stored kinds stand here: see backends/tables.py.\n"
 
-# How long the rows of tables are kept that are no kind of row by themselves.
+# How long the rows of tables are kept that are not a kind of row by themselves.
 OTHER_TABLES: dict[str, Lifetime] = {
     "states": Lifetime(OF_TASK, WITH_IT, "what changes of a task (Postgres)"),
     "lanes": Lifetime("until no task waits in it", "upkeep, each minute", "which tasks need which capabilities"),

@@ -6,7 +6,7 @@
 
 Every operation is also a typed method: see operations.py, generated from the gate's own table.  The client retries a
 failed call if a second call is safe, until its patience runs out; then it raises `Refusal` or `Unreachable`.  If what
-answers is no gate, it raises `NotAGate`, a kind of `Unreachable`, at once.
+answers is not a gate, it raises `NotAGate`, a kind of `Unreachable`, at once.
 """
 
 from __future__ import annotations
@@ -403,10 +403,10 @@ class Handle:
                 # Where a gate has answered, a captive portal or a proxy that answers for it goes away again.
                 if isinstance(away, http.WrongAddress) or (isinstance(away, http.NotAGate) and not answered):
                     raise
-            except http.Refusal as no:
-                if no.status not in http.AWAY_STATUSES:
+            except http.Refusal as refusal:
+                if refusal.status not in http.AWAY_STATUSES:
                     raise
-                least = no.retry_after or 0.0
+                least = refusal.retry_after or 0.0
             # A gate that is stopping answers long polls at once: pause, so that this loop does not spin.
             pauses = 0 if time.monotonic() - asked > LONG_POLL_SECONDS / 2 else pauses + 1
             await asyncio.sleep(least + http.pause_after(pauses + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-LONGEST_EVENT = 2**26       # bytes; a receipt is far smaller, and a server that never ends one is no gate
+LONGEST_EVENT = 2**26       # bytes; a receipt is far smaller, and a server that never ends one is not a gate
 
 
 class StreamEvent(NamedTuple):

@@ -221,7 +221,7 @@ def read_object(content: bytes) -> dict[str, Any]:
 def quote_id(name: str, id: str) -> str:
     """Quote an id as one segment of a path; raises ValueError for one that leads to another path."""
     if id in ("", ".", ".."):
-        raise ValueError(f"{name} is {id!r}, which is no id")
+        raise ValueError(f"{name} is {id!r}, which is not an id")
     return quote(id, safe="")
 
 

@@ -122,8 +122,8 @@ def run_to_end(gate: http.Http, confirmation: str, total: int | None, as_json: b
                                                         max_tasks=TASKS_PER_CALL), partial(show_progress, bar))
     except KeyboardInterrupt:
         raise calling.exit_with(again, calling.EXIT_INTERRUPTED) from None
-    except (http.Refusal, http.Unreachable) as no:
-        if getattr(no, "code", None) != "invalid_confirmation":
+    except (http.Refusal, http.Unreachable) as refusal:
+        if getattr(refusal, "code", None) != "invalid_confirmation":
             click.echo(again, err=True)
         raise
     more = [f"{record[name]:,} {name}" for name in ("skipped", "refused") if record[name]]

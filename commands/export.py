@@ -212,12 +212,12 @@ def fetch_page(gate: Http, operation: str, fields: dict[str, Any]) -> Page:
     while True:
         try:
             return decode_page(gate.send(operation, fields).content)
-        except Refusal as no:
-            if no.code == "invalid_cursor":
-                raise OtherExport(f"the gate does not resume this export: {no}") from None
-            if no.status not in (429, 503) or no.retry_after is None:
+        except Refusal as refusal:
+            if refusal.code == "invalid_cursor":
+                raise OtherExport(f"the gate does not resume this export: {refusal}") from None
+            if refusal.status not in (429, 503) or refusal.retry_after is None:
                 raise
-            time.sleep(min(no.retry_after, LONGEST_WAIT_SECONDS))
+            time.sleep(min(refusal.retry_after, LONGEST_WAIT_SECONDS))
 
 
 class PartialArchive:

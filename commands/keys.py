@@ -74,9 +74,10 @@ def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
     said = {name: value for name, value in given.items() if value not in (None, (), "")}
     try:
         return asyncio.run(write_first_key(configured.settings, said))
-    except (errors.GateError, msgspec.ValidationError) as no:
-        raise calling.exit_with(str(no),
-                                calling.EXIT_OF_STATUS.get(getattr(no, "status", 400), calling.EXIT_BROKEN)) from None
+    except (errors.GateError, msgspec.ValidationError) as refusal:
+        raise calling.exit_with(str(refusal),
+                                calling.EXIT_OF_STATUS.get(getattr(refusal, "status", 400),
+                                                           calling.EXIT_BROKEN)) from None
 
 
 class KeyFile:

@@ -25,7 +25,7 @@ from asyncgate.commands.verdicts import print_answer
 def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
     """Store the URL of a gate and a credential, so that other commands need neither.
 
-    The command prompts for the credential, or reads it from standard input if that is no terminal, checks it, and
+    The command prompts for the credential, or reads it from standard input if that is not a terminal, checks it, and
     stores it in a file that only you can read.  Every command then uses the profile named default, unless
     ASYNCGATE_URL or ASYNCGATE_API_KEY is set; --profile NAME or ASYNCGATE_PROFILE choose another.
     """

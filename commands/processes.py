@@ -194,7 +194,7 @@ class Parent:
         loop = asyncio.get_running_loop()
         ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin and sys.stdin.isatty() else []))
         loop.add_signal_handler(signal.SIGHUP, self._restart)
-        for sign in ends:       # the end of a terminal is no order to begin anew
+        for sign in ends:       # the end of a terminal is not an order to begin anew
             loop.add_signal_handler(sign, self._stop)
 
     async def _announce(self) -> None:

@@ -83,8 +83,8 @@ def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
     """Return a task; a pruned task, or one of another gate, may still have receipts."""
     try:
         return dict(gate.call("get_task", task_id=task_id))
-    except Refusal as no:
-        if no.code != "task_not_found":
+    except Refusal as refusal:
+        if refusal.code != "task_not_found":
             raise
         return {"type": "", "status": "not here"}
 

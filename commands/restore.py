@@ -70,7 +70,7 @@ def fetch_source(source: str, timestamp: str | None, target: str) -> Iterator[st
 
 
 def find_folder(target: str) -> str | None:
-    """Return the folder of the new database, whose disk has room for a copy; None if it is no file."""
+    """Return the folder of the new database, whose disk has room for a copy; None if it is not a file."""
     folder = os.path.dirname(os.path.abspath(target.removeprefix("sqlite:///")))
     return folder if target.startswith("sqlite:") and os.path.isdir(folder) else None
 

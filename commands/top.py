@@ -72,7 +72,7 @@ class Shot(Struct):
 @click.option("--filter", "wanted", metavar="TEXT", default="", help="Only rows that contain this text.")
 @click.option("--every", "every_seconds", type=calling.Duration(0.1), default=EVERY_SECONDS, metavar="DURATION",
               help=f"Interval between two readings; default {EVERY_SECONDS:g}s.")
-@click.option("--once", is_flag=True, help="Print what is there now, and end; the default where output is no terminal.")
+@click.option("--once", is_flag=True, help="Print what is there now, and end; the default if output is not a terminal.")
 @calling.add_gate_options
 def top(at: Connection, view: str, sort: str | None, wanted: str, every_seconds: float, once: bool) -> None:
     """Show queues, workers, schedules or obligations live, until q.  For admins.

@@ -110,7 +110,7 @@ async def test_a_receipt_that_is_there_otherwise_is_told_and_not_written_over(so
 
 UNSOUND: dict[str, tuple[str, Callable[[stored.Receipt], stored.Receipt]]] = {
     "a changed body": ("wrong_hash", lambda one: replace(one, body="{}")),
-    "a body that is no JSON": ("wrong_hash", lambda one: replace(one, body="{")),
+    "a body that is not JSON": ("wrong_hash", lambda one: replace(one, body="{")),
     "a sender that nobody stated": ("wrong_hash", lambda one: replace(one, from_id="eve")),
     "a parent twice": ("wrong_hash", lambda one: change(one, parents=(one.parents[0],) * 2)),
     "a parent that is not here": ("parent_missing", lambda one: change(one, parents=("none",))),

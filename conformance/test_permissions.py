@@ -99,8 +99,8 @@ async def admitted(view: harness.View, operation: str, **more: Any) -> bool:
     """Whether a caller passes the checks of role and scope; later refusals do not count."""
     try:
         await getattr(view, operation)(**filled(operation) | more)
-    except errors.GateError as no:
-        return no.code not in ("forbidden", "tenant_not_found")
+    except errors.GateError as refusal:
+        return refusal.code not in ("forbidden", "tenant_not_found")
     return True
 
 

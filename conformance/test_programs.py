@@ -439,8 +439,8 @@ class Side:
         view = self.gates[tenant].as_caller(kind, id, role, instance=instance)
         try:
             reply = plain(self.run(getattr(view, name)(**self.name_sealed(tenant, written_out(fields)))))
-        except errors.GateError as no:
-            return "no", no.code, no.more.get("reason")
+        except errors.GateError as refusal:
+            return "no", refusal.code, refusal.more.get("reason")
         self.number_sealed(tenant, reply)
         reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # rows of the same time have no fixed order
         return "yes", reply
@@ -526,8 +526,8 @@ class AgainstTheOracle(Programs):
             reply = model.perform(name, wire.Principal(kind, id, instance), ask, self.clock, ids_of(written),
                                   admin=kind == "human")
             said: list[Any] = ["yes", reply]
-        except ModelRefusal as no:
-            said = ["no", no.code, no.reason]
+        except ModelRefusal as refusal:
+            said = ["no", refusal.code, refusal.reason]
         facts = sorted(model.receipts[before:], key=lambda fact: fact.receipt_id)
 
         steps = [(row.receipt_type, row.task_id) for row in written]

@@ -35,8 +35,8 @@ async def answer(view: Any, operation: str, names: dict[str, str]) -> Any:
             value, str) else value
     try:
         said = repr(await getattr(view, operation)(**{name: put(value) for name, value in NAMING[operation].items()}))
-    except errors.GateError as no:
-        said = f"{no.code} {no} {no.more}"
+    except errors.GateError as refusal:
+        said = f"{refusal.code} {refusal} {refusal.more}"
     for name in names.values():
         said = said.replace(name, "…")
     return said

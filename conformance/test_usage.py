@@ -77,8 +77,8 @@ class Program:
             deaths = self.backend.deaths
             try:
                 await self.draw.choice(steps)()
-            except errors.GateError as no:
-                if no.status >= 500 and self.backend.deaths == deaths:
+            except errors.GateError as refusal:
+                if refusal.status >= 500 and self.backend.deaths == deaths:
                     raise
             if self.backend.deaths > deaths:
                 self.start()

@@ -302,7 +302,7 @@ class Tenant:
                 self._wrong(f"obligation {receipt_id} is owed to {to}, but the index says {index[receipt_id]}")
         for receipt_id in index.keys() - self.open.keys():
             known = receipt_id in self.receipts
-            why = "it is discharged by the evidence, or is no obligation" if known else "no such receipt exists"
+            why = "it is discharged by the evidence, or is not an obligation" if known else "no such receipt exists"
             self._wrong(f"obligation {receipt_id} is in the index, but {why}")
 
     def _ended(self, task_id: str, facts: Facts) -> None:

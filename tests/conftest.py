@@ -87,7 +87,7 @@ class Served:
         self.tenant_id = gate.settings.default_tenant_id
 
     async def end_loops(self) -> None:
-        """End what the gate does by itself: it is no part of a test, and could come at any moment."""
+        """End what the gate does by itself: it is not a part of a test, and could come at any moment."""
         loops = [*self.gate.upkeep.loops, *self.gate.guard.auditor.loops]
         for loop in loops:
             loop.cancel()

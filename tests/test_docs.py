@@ -245,7 +245,7 @@ def test_a_command_that_a_page_names_exists(page: Path) -> None:
     known = main.list_commands(click.Context(main))
     for code in code_of(page):
         first = code.partition(" ")[0]
-        with contextlib.suppress(ValueError):       # what is no shell, such as a quotation
+        with contextlib.suppress(ValueError):       # what is not a shell, such as a quotation
             for words in commands_in(code) if first == "asyncgate" or first in known else ():
                 line = words if first in known else ours(words)
                 assert not line or wrong(line) == "", code

@@ -39,7 +39,7 @@ def test_every_package_is_locked_with_its_hashes_at_a_version_that_the_project_a
 
     for wanted in WANTED[name]:
         asked = re.match(r"([A-Za-z0-9._-]+)(?:\[.*\])?>=([0-9.]+)", wanted)
-        assert asked, f"{wanted} is no lower bound"
+        assert asked, f"{wanted} is not a lower bound"
         assert packages[plain(asked[1])][0] >= numbers(asked[2]), f"{wanted}: run .ci/lock --upgrade"
     assert [package for package, (_, hashes) in packages.items() if not hashes] == []
 

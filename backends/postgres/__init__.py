@@ -546,8 +546,8 @@ class Postgres(pages.Pages):
                 token = OPENED.set((self, tenant_id, db))
                 try:
                     yield
-                except errors.GateError as no:     # a refusal is no reason to give the connection up
-                    refused = no
+                except errors.GateError as refusal:     # a refusal is not a reason to give the connection up
+                    refused = refusal
                 finally:
                     OPENED.reset(token)
                 await db.execute("COMMIT")

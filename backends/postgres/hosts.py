@@ -166,7 +166,7 @@ def describe_problem(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it is read-only, or otherwise not what target_session_attrs requires"
-    if isinstance(error, socket.gaierror):      # its number is no errno
+    if isinstance(error, socket.gaierror):      # its number is not an errno
         return f"no such host ({error.strerror})"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)

@@ -452,7 +452,7 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
 
 # Rows that prove that a batch was committed, the best first.  Saved rows of a table in SURE are neither deleted nor
 # changed a moment later, so a missing row also proves that the batch was not committed.  Lanes, edges and obligations
-# are no proof, because another batch may save the same row; but none of them is saved without another row.
+# are not proof, because another batch may save the same row; but none of them is saved without another row.
 SURE = ("contracts", "events", "audit",
         *(f"kept_{table}" for kind, table in stored.RECORDS.items() if CARDS[kind].append_only))
 PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",

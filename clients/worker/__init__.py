@@ -159,8 +159,8 @@ class Worker:
             return
         try:
             you = await self.gate.call("whoami")
-        except http.Refusal as no:
-            if no.status != 404:        # an older gate without this operation
+        except http.Refusal as refusal:
+            if refusal.status != 404:        # an older gate without this operation
                 raise
             you = {}
         if you.get("principal_id") and self.worker_id in ("", you["principal_id"]):
@@ -218,10 +218,10 @@ class Worker:
             return await self._release(lease)
         try:
             task = await self.gate.call("get_task", **self.me, task_id=lease["task_id"])
-        except http.Refusal as no:
-            if not is_hopeless(no):
+        except http.Refusal as refusal:
+            if not is_hopeless(refusal):
                 raise       # for example at a rate limit: the lease would run out unused
-            return log.warning("task %s: cannot resume its lease: %s", lease["task_id"], no)
+            return log.warning("task %s: cannot resume its lease: %s", lease["task_id"], refusal)
         log.info("task %s: resuming the lease of an earlier process", lease["task_id"])
         self._begin({**task, **lease})
 
@@ -399,13 +399,13 @@ class Worker:
                 log.warning("task %s: that was its last attempt; it failed for good", letter.fields["task_id"])
         except http.Unreachable as none:
             return replace(letter, why=str(none)), 0.0
-        except http.Refusal as no:
-            if is_temporary(no):
-                return replace(letter, why=str(no)), no.retry_after or 0.0
-            if no.status in (400, 413) and (changed := make_failure(letter, no)) != letter:
+        except http.Refusal as refusal:
+            if is_temporary(refusal):
+                return replace(letter, why=str(refusal)), refusal.retry_after or 0.0
+            if refusal.status in (400, 413) and (changed := make_failure(letter, refusal)) != letter:
                 return changed, 0.0
-            log.warning("task %s: its result is dropped: %s (%s)", letter.fields["task_id"], no,
-                        no.more.get("reason", no.code))
+            log.warning("task %s: its result is dropped: %s (%s)", letter.fields["task_id"], refusal,
+                        refusal.more.get("reason", refusal.code))
         return None, 0.0
 
     async def _replay(self, place: Place) -> bool:
@@ -450,10 +450,10 @@ class Worker:
         """Give a lease back; one that has ended since it was listed keeps the others from nothing."""
         try:
             await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
-        except http.Refusal as no:
-            if not is_hopeless(no):
+        except http.Refusal as refusal:
+            if not is_hopeless(refusal):
                 raise
-            log.info("task %s: its lease is not released: %s", lease["task_id"], no)
+            log.info("task %s: its lease is not released: %s", lease["task_id"], refusal)
 
 
 def take_error(work: asyncio.Future[Any]) -> None:

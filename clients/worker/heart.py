@@ -163,9 +163,9 @@ class Heart:
         """Call an operation under a lease; return None if it failed."""
         try:
             reply = self.http.call(operation, **self.me, **pulse.under, **fields)
-        except Refusal as no:
-            pulse.grace_seconds = self.outage_seconds if is_away(no) else 0.0
-            return self._refused(pulse, operation, no, fields.get("progress"))
+        except Refusal as refusal:
+            pulse.grace_seconds = self.outage_seconds if is_away(refusal) else 0.0
+            return self._refused(pulse, operation, refusal, fields.get("progress"))
         except Unreachable:
             pulse.grace_seconds = self.outage_seconds
             return self._rest(pulse, 1.0)

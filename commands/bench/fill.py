@@ -56,8 +56,8 @@ async def fill_pieces(gate: LoadGate, wire: Wire, state: str, pieces: Iterator[t
             body["tenant_id"] = str(uuid.uuid5(uuid.NAMESPACE_OID, f"bench.{start // size % FILL_TENANTS}"))
         try:
             load.require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", load.encoded(body))))
-        except Failed as no:
-            raise (no if state != "tenants" or no.status != 403 else Failed(ONE_TENANT, 403)) from None
+        except Failed as refusal:
+            raise (refusal if state != "tenants" or refusal.status != 403 else Failed(ONE_TENANT, 403)) from None
         if state == "terminal":
             await finish(gate, wire, size)
         grown(size)

@@ -56,7 +56,7 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's transports are no subclass
+        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's transports are not subclasses
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the loss to the waiting caller."""

@@ -55,7 +55,7 @@ async def carry_out(check: Check, at: Installation) -> list[Finding]:
     try:
         if inspect.isasyncgenfunction(check):
             return [one async for one in check(at)]
-        return await asyncio.to_thread(lambda: list(check(at)))     # type: ignore[arg-type]  # it is no async one
+        return await asyncio.to_thread(lambda: list(check(at)))     # type: ignore[arg-type]  # it is not async
     except Exception as error:
         log.exception("a check of the examination broke")
         return [alarm(f"this check broke ({type(error).__name__}: {error})", "report this as a defect of the gate")]

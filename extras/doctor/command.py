@@ -122,9 +122,9 @@ def examine_there(gate: Http, url: str) -> list[findings.Finding]:
     """Return what the gate has found."""
     try:
         return msgspec.convert(gate.call("examine_gate"), findings.Examination).findings
-    except Refusal as no:
+    except Refusal as refusal:
         return [of_gate(
-            findings.note(f"the gate at {url} answers, and does not let this credential examine it ({no.code})",
+            findings.note(f"the gate at {url} answers, and does not let this credential examine it ({refusal.code})",
                           "give an operator's credential: --token @FILE, or --profile"))]
 
 

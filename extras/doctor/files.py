@@ -101,7 +101,7 @@ def check_archive(at: Installation) -> Iterator[findings.Finding]:
     if not folder.is_dir():
         above = next(one for one in folder.absolute().parents if one.exists())
         if folder.exists() or not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            yield findings.alarm(f"the archive cannot be written: {folder} is no folder, and none can be made there",
+            yield findings.alarm(f"the archive cannot be written: {folder} is not a folder, and none can be made there",
                                  "set archive.directory to a folder that the gate's user may write")
         else:
             yield findings.note(f"the archive {folder} is not there yet; the first run makes it")

@@ -30,8 +30,8 @@ async def check_ledger(at: Installation) -> AsyncIterator[findings.Finding]:
     try:
         await read_something(sink, at.settings.default_tenant_id)
         yield findings.all_well(f"{where} answers, and takes the credential")
-    except (sinks.Outage, sinks.Refusal) as no:
-        for finding in judge_answer(where, no):
+    except (sinks.Outage, sinks.Refusal) as refusal:
+        for finding in judge_answer(where, refusal):
             yield finding
     finally:
         await sink.close()

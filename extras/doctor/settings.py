@@ -104,7 +104,7 @@ IDLE_GROUPS = [
     Idle(lambda s: s.receipt_mode == "receiptgate_integrated", "ledger.profile",
          "receipt_mode names the protocol already"),
     Idle(lambda s: s.receipt_mode == "memorygate_integrated" and s.ledger.profile == "memorygate",
-         "ledger.dialect ledger.source_system ledger.contents", "the ledger is no ReceiptGate"),
+         "ledger.dialect ledger.source_system ledger.contents", "the ledger is not a ReceiptGate"),
     Idle(lambda s: not s.ledger.circuit_breaker.enabled,
          " ".join(f"ledger.circuit_breaker.{one}" for one in (
              "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")),

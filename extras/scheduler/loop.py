@@ -364,10 +364,10 @@ class Scheduler:
             if control.type == "schedule.create" and control.error is None:
                 await self._announce(control)
             await self._end(control)
-        except http.Refusal as no:
-            if no.code != "task_not_found" and no.code != LEASE_LOST:
+        except http.Refusal as refusal:
+            if refusal.code != "task_not_found" and refusal.code != LEASE_LOST:
                 raise
-            if no.code == "task_not_found" or await self._over(control, no):
+            if refusal.code == "task_not_found" or await self._over(control, refusal):
                 return self._unwanted(control)
             self.patience.failed(control.task_id, LATER_SECONDS)
             return
@@ -379,8 +379,8 @@ class Scheduler:
         if "status" not in lost.more:
             try:
                 await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
-            except http.Refusal as no:
-                lost = no
+            except http.Refusal as refusal:
+                lost = refusal
         return lost.more.get("status") in TERMINAL_STATUSES
 
     async def _announce(self, control: store.Control) -> None:
@@ -390,10 +390,10 @@ class Scheduler:
             return
         try:
             receipt_id = await self._created(schedule, control.lease)
-        except http.Refusal as no:
-            if no.code == LEASE_LOST or not is_final(no):
+        except http.Refusal as refusal:
+            if refusal.code == LEASE_LOST or not is_final(refusal):
                 raise
-            control.error, control.result = {"code": no.code, "field": "payload", "message": str(no)}, None
+            control.error, control.result = {"code": refusal.code, "field": "payload", "message": str(refusal)}, None
             self.store.carry_out(control, mark_deleted(schedule))
         else:
             if schedule := self.store.schedule(schedule.schedule_id):
@@ -432,10 +432,10 @@ class Scheduler:
             if created is not None:
                 await self.worker.call("emit_receipt", **self.as_worker, receipt_type="schedule.deleted",
                                        schedule_id=schedule.schedule_id, parents=[created])
-        except http.Refusal as no:
-            if not is_final(no):
+        except http.Refusal as refusal:
+            if not is_final(refusal):
                 raise
-            self.say(f"schedule {schedule.schedule_id} is deleted, but the gate refused the receipt: {no}")
+            self.say(f"schedule {schedule.schedule_id} is deleted, but the gate refused the receipt: {refusal}")
         self.store.remove(schedule.schedule_id)
 
     async def _announced(self, schedule: store.Schedule) -> str | None:
@@ -444,8 +444,8 @@ class Scheduler:
             return None
         try:
             return await self._created(schedule, control.lease)
-        except http.Refusal as no:
-            if not is_final(no):
+        except http.Refusal as refusal:
+            if not is_final(refusal):
                 raise
             return None         # the receipt was never emitted, or another scheduler holds the task
 

@@ -168,7 +168,7 @@ async def test_webhook(engine: Engine, caller: Caller, ask: wire_webhooks.TestWe
                                        attempt.took_ms)
 
 
-test_webhook.__test__ = False       # type: ignore[attr-defined]  # for pytest: it is no test
+test_webhook.__test__ = False       # type: ignore[attr-defined]  # for pytest: it is not a test
 
 
 async def list_deliveries(engine: Engine, caller: Caller,

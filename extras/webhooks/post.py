@@ -102,8 +102,8 @@ def check_url(settings: Settings, text: str) -> None:
     try:
         url = httpx2.URL(text)
         host = outgoing.read_host(url)
-    except (httpx2.InvalidURL, outgoing.Barred, ValueError) as no:
-        raise errors.InvalidRequest(f"endpoint: {no}") from None
+    except (httpx2.InvalidURL, outgoing.Barred, ValueError) as refusal:
+        raise errors.InvalidRequest(f"endpoint: {refusal}") from None
     if url.fragment:
         raise errors.InvalidRequest("endpoint: a URL that is called has no fragment (#); leave it out")
     if url.scheme == "http" and not settings.webhooks.allow:

@@ -51,10 +51,10 @@ class Endpoint:
             reply = await self._perform(scope, receive, more)
             more += [members.make_warning_header(told)] if (told := members.read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
-        except errors.GateError as no:     # without its frames, which would hold it until a garbage collection
-            refusal, status, body = no.with_traceback(None), no.status, encode_json(no.body())
-            more += self.gate.describe_refusal(scope, no)
-            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
+        except errors.GateError as refused:     # without its frames, which would hold it until a garbage collection
+            refusal, status, body = refused.with_traceback(None), refused.status, encode_json(refused.body())
+            more += self.gate.describe_refusal(scope, refused)
+            self.gate.guard.refused(scope, refused, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return None, None       # the client has disconnected
         except Exception as bug:

@@ -82,7 +82,7 @@ async def stream_receipts(engine: Engine, caller: Caller, ask: FollowReceipts) -
     are not sent again.  Comments keep a quiet stream open.  The stream ends when the credential is no longer valid, or
     when the gate stops.
     """
-    raise NotImplementedError       # `ReceiptStream` answers: a stream is no reply
+    raise NotImplementedError       # `ReceiptStream` answers: a stream is not a reply
 
 
 STREAM = Operation(stream_receipts, "GET /v1/receipts/stream", "a w A", "receipts:read", "R")
@@ -102,11 +102,11 @@ class ReceiptStream(Endpoint):
             await run_while_connected(self._open(scope, receive, send, begun), receive)
         except asyncio.CancelledError:
             return      # the client has disconnected
-        except errors.GateError as no:
+        except errors.GateError as refusal:
             if not begun:
-                self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
-                more = self.gate.describe_refusal(scope, no)
-                return await self.gate.send(send, scope, no.status, encode_json(no.body()), more)
+                self.gate.guard.refused(scope, refusal, scope.get("asyncgate.ask"))
+                more = self.gate.describe_refusal(scope, refusal)
+                return await self.gate.send(send, scope, refusal.status, encode_json(refusal.body()), more)
         except Exception as bug:
             body = encode_json(errors.log_fault(scope["path"], bug).body())
             if not begun:

@@ -26,7 +26,7 @@ WINDOW_UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUT
 
 
 class Bucket(Struct, frozen=True):
-    """An allowance: `limit` calls in any window, at most `burst` of them at once; a limit of -1 is no limit."""
+    """An allowance: `limit` calls in any window, at most `burst` of them at once; a limit of -1 means no limit."""
 
     tier: str
     key: str                # printable ASCII; it names the bucket in the store and to the caller

@@ -281,10 +281,10 @@ class Guard(Extension):
             if opened is not None and self.sessions is not None:
                 caller = replace(caller, console=opened.shown)
                 await self.sessions.require_current(caller)
-        except errors.Unauthenticated as no:
+        except errors.Unauthenticated as refusal:
             if caller is not None:      # a token that is good for itself, of a tenant that is suspended, for instance
-                no.whose = no.whose or (caller.tenant_id, describe_caller(caller))
-            self.auditor.note_stranger(no, connection.read_token(headers))
+                refusal.whose = refusal.whose or (caller.tenant_id, describe_caller(caller))
+            self.auditor.note_stranger(refusal, connection.read_token(headers))
             # IssuedKeys counts wrong issued keys
             if not (connection.read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):
                 await self.keys.note_guess(address)
@@ -391,10 +391,10 @@ class Guard(Extension):
         """Create tasks of which so many are counted, and give back what was counted too much."""
         try:
             reply = await create(caller)
-        except errors.GateError as no:
-            if no.status in NOT_MADE:
+        except errors.GateError as refusal:
+            if refusal.status in NOT_MADE:
                 await self.limits.give_back(bucket, counted)
-                self._make_room(caller.tenant_id, no.more.get("quota"))
+                self._make_room(caller.tenant_id, refusal.more.get("quota"))
             raise
         refused = list_refusals(reply)
         made = number - getattr(reply, "repeats", 0) - len(refused)
@@ -463,10 +463,10 @@ class Guard(Extension):
             return None
         try:
             await self._draw(scope, self._strangers(self._note_visit(scope, scope["headers"])))
-        except errors.GateError as no:
+        except errors.GateError as refusal:
             scope.setdefault("asyncgate.limits", [])
-            self.refused(scope, no)
-            return no
+            self.refused(scope, refusal)
+            return refusal
         return None
 
     async def _find_limits(self, caller: Caller) -> Tier | None:

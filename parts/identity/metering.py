@@ -79,8 +79,8 @@ class CallMeter(Extension):
             tenant_id, calls = self.counted.popitem()
             try:
                 await self.engine.change(tenant_id, partial(Work.count_calls, calls=calls))
-            except errors.GateError as no:
-                if no.more.get("outcome") != "unknown":
+            except errors.GateError as refusal:
+                if refusal.more.get("outcome") != "unknown":
                     again = self.counted[tenant_id]
                     again.update({kind: number + again.get(kind, 0) for kind, number in calls.items()})
                 raise

@@ -28,9 +28,10 @@ class MetricsPage:
         try:
             body, type = await self._show(scope)
             await self.gate.send(send, scope, 200, body, type=(b"content-type", type))
-        except errors.GateError as no:
-            self.gate.guard.refused(scope, no)
-            await self.gate.send(send, scope, no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no))
+        except errors.GateError as refusal:
+            self.gate.guard.refused(scope, refusal)
+            await self.gate.send(send, scope, refusal.status, encode_json(refusal.body()),
+                                 self.gate.describe_refusal(scope, refusal))
         except Exception as bug:
             await self.gate.send(send, scope, 500, encode_json(errors.log_fault(scope["path"], bug).body()))
 

@@ -60,7 +60,7 @@ class Lifetime(Struct, frozen=True):
 
     how_long: str       # with the settings that decide it, as code
     ended_by: str       # who deletes them; "nobody: " and why
-    what: str = ""      # what they are, where the table is no kind of row by itself
+    what: str = ""      # what they are, where the table is not a kind of row by itself
 
     def list_settings(self) -> list[str]:
         """Return the settings that decide it."""

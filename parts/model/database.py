@@ -1,8 +1,8 @@
 """What some databases can do besides what every one must: a backend that can has the methods, and callers ask by
 `isinstance`.
 
-Every database gives what `asyncgate.backends.Backend` names.  What a backend is follows from the rest: one that is no
-`LastingBackend` forgets everything with its process, one that is no `SharedBackend` is used by one process at a time.
+Every database gives what `asyncgate.backends.Backend` names.  What a backend is follows from the rest: one that is not
+a `LastingBackend` forgets everything with its process, one that is not a `SharedBackend` is for one process at a time.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def span_ids(created_after: float | None, created_before: float | None,
              prefix: str | None) -> tuple[str | None, str | None]:
     """Return between which ids those lie that were made in a time and begin with a prefix: the first one belongs to it.
 
-    Ids order by age, so an age is a range of ids, and so is a prefix.  None is no limit.
+    Ids order by age, so an age is a range of ids, and so is a prefix.  None means no limit.
     """
     least = [*([] if created_after is None else [first_id(created_after)]), *([prefix] if prefix else [])]
     most = [*([] if created_before is None else [first_id(created_before)]), *([prefix + HIGHEST] if prefix else [])]

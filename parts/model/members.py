@@ -80,7 +80,7 @@ class Reader(Generic[K]):
 
     @cached_property
     def _batch(self) -> tuple[str, Reader[Any]] | None:
-        """Return the member that holds the items of a batch, and their reader; None if this is no batch."""
+        """Return the member that holds the items of a batch, and their reader; None if this is not a batch."""
         return next(((name, Reader(kind)) for name in BATCHES if (kind := find_struct(self.fields.get(name)))), None)
 
     @cached_property
@@ -218,8 +218,8 @@ class Reader(Generic[K]):
             if refusal := find_marked(item, place):
                 return make_unreadable(refusal, item), []
             read, strays = self.body(item, rule, max(most, 0))
-        except (msgspec.DecodeError, errors.GateError) as no:
-            return make_unreadable(errors.InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), item), []
+        except (msgspec.DecodeError, errors.GateError) as refusal:
+            return make_unreadable(errors.InvalidRequest(f"{place}: {describe_problem(refusal, self.takes)}"), item), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:

@@ -398,8 +398,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds, of any tenant; more is clamped")] = 1800
     lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
     lease_grace_seconds: Annotated[Duration, says("Seconds a lease outlives its expiry")] = 0.0
-    max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 is no limit")] = 0
-    max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 is no limit")] = 0
+    max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 means no limit")] = 0
+    max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 means no limit")] = 0
     max_lanes: Annotated[Natural, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
     max_expiries: Annotated[Natural, says("Lost leases after which a task is put on hold; 0 is never")] = 10
     restart_grace_seconds: Annotated[Duration, says("Extra seconds for leases after a time without a gate")] = 5.0
@@ -435,7 +435,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inline_result_bytes: Annotated[Natural, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
     batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
     limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
-    max_connections_per_address: Annotated[Natural, says("Most connections of an address; 0 is no limit")] = 1024
+    max_connections_per_address: Annotated[Natural, says("Most connections of an address; 0 means no limit")] = 1024
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Duration, says("Seconds open requests have to finish at shutdown")] = 4.0
@@ -542,7 +542,7 @@ VARIABLE = re.compile(r"\$\{([^}]*)\}")
 # In a URL, with or without its scheme; in a query or key=value list; a pasted PEM file.
 CREDENTIAL = re.compile(
     r"(https?://|(?:^|://)[^/?#:@]*:(?!//)).*(?=@)|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
-# The same in prose, where a URL ends with its word: an e-mail address later in the line is no part of it.
+# The same in prose, where a URL ends with its word: an e-mail address later in the line is not a part of it.
 CREDENTIAL_IN_PROSE = re.compile(
     r"""(https?://|(?:(?<![^\s"'(\[{=,])|://)[^/?#:@\s"]*:(?!//))[^\s"]*(?=@)"""
     r"|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
@@ -713,7 +713,7 @@ def check_consistency(values: Mapping[str, Any], origins: Mapping[str, str]) -> 
         raise SettingsError(f"{name}: must be true, a lost lease spends no attempt (PH.4) ({origins[name]})")
     for proxy in values[name := "trusted_proxies"]:
         if not is_network(proxy):
-            raise SettingsError(f"{name}: {proxy!r} is no address and no network ({origins[name]})")
+            raise SettingsError(f"{name}: {proxy!r} is neither an address nor a network ({origins[name]})")
 
 
 def is_network(text: str) -> bool:

@@ -490,7 +490,7 @@ class Meter(Struct, frozen=True):
     payload_bytes: int = 0              # of the stored payloads and outcomes of tasks
     payload_moments: int = 0            # as of receipts
     reads: int = 0                      # calls
-    writes: int = 0                     # calls that are no heartbeats
+    writes: int = 0                     # calls that are not heartbeats
     heartbeats: int = 0                 # calls that keep a lease
 
 
@@ -519,7 +519,7 @@ class UsageEvent(Struct, frozen=True):
     receipt_byte_seconds: int = 0       # bodies of receipts, bytes times seconds
     payload_byte_seconds: int = 0       # payloads and outcomes of tasks, bytes times seconds
     reads: int = 0                      # calls
-    writes: int = 0                     # calls that are no heartbeats
+    writes: int = 0                     # calls that are not heartbeats
     heartbeats: int = 0                 # calls that keep a lease
 
 

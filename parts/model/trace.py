@@ -1,6 +1,6 @@
 """The trace that a request belongs to, as text: W3C trace context, checked and bounded.
 
-A header that is no valid `traceparent` counts as none: the standard says so, and no request fails because of it.
+A header that is not a valid `traceparent` counts as none: the standard says so, and no request fails because of it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Ask(Struct, kw_only=True):
     tenant_id: Annotated[str | None, says("optional; refused unless it is the credential's own tenant")] = None
 
     def asks_about(self) -> bool:
-        """Whether the principal that it names is looked at, and does nothing itself: looking is no sign of life."""
+        """Whether the principal that it names is looked at, and does nothing itself: looking is not a sign of life."""
         return self.lists == "all"
 
     def weigh(self) -> int:

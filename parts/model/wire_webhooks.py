@@ -92,7 +92,7 @@ class RotateWebhookSecret(WebhookAsk, kw_only=True):
 class TestWebhook(WebhookAsk, kw_only=True):
     """Send a test event to an endpoint."""
 
-    __test__ = False            # for pytest: it is no test
+    __test__ = False            # for pytest: it is not a test
     example = ({"webhook_id": examples.WEBHOOK_ID},
                {"delivered": True, "delivery_id": examples.DUTY, "status": 204, "took_ms": 41.5})
 
@@ -155,7 +155,7 @@ class Webhooks(Struct):
 class TestedWebhook(Struct, omit_defaults=True):
     """What became of a test event."""
 
-    __test__ = False            # for pytest: it is no test
+    __test__ = False            # for pytest: it is not a test
     delivered: bool
     delivery_id: str
     status: int | None = None           # of the answer

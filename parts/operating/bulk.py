@@ -290,8 +290,8 @@ async def plan_once(engine: Engine, caller: Caller, task: stored.Task) -> rerun.
             "its payload was lost when the gate was rebuilt from receipts; rerun_task takes another")
     try:
         return await rerun.plan_rerun(engine, replace(caller, principal=task.owner), task, Raw(task.payload.encode()))
-    except errors.DatabaseUnavailable as no:
-        return no
+    except errors.DatabaseUnavailable as refusal:
+        return refusal
 
 
 def change_tasks(engine: Engine, work: Work, caller: Caller, asked: wire_operating.PreviewBulk, bulk: stored.Bulk,
@@ -310,8 +310,8 @@ def change_tasks(engine: Engine, work: Work, caller: Caller, asked: wire_operati
             if task is batch.tasks[0]:
                 raise
             return bulk, False
-        except errors.GateError as no:
-            bulk = replace(bulk, refused=bulk.refused + 1, problem=f"task {task.task_id}: {no}"[:1000])
+        except errors.GateError as refusal:
+            bulk = replace(bulk, refused=bulk.refused + 1, problem=f"task {task.task_id}: {refusal}"[:1000])
         bulk = replace(bulk, position=task.task_id)
     return replace(bulk, position=batch.position), True
 

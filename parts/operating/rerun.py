@@ -17,7 +17,7 @@ from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.views import decode_terms
 
 MOST_EVENTS = 200       # a rebuild is among the first events of a task
-ABSENT = (b"", b"null")  # a lost payload may have been null; elsewhere null is no payload
+ABSENT = (b"", b"null")  # a lost payload may have been null; elsewhere null is not a payload
 ENDS: dict[str, Contract] = {
     "succeeded": EMISSION["succeed"], "failed": EMISSION["fail"], "canceled": EMISSION["cancel"]}
 

@@ -173,7 +173,7 @@ class Tracing:
         name, more = self._name_message("process", offer["type"])
         more |= {"messaging.message.id": offer["task_id"]} if self.messaging else {}
         links = self._links([None if first else trace.traceparent, offer.get("trace_link")])
-        # An empty context: a run is no part of the claim that happened to bring it.
+        # An empty context: a run is not a part of the claim that happened to bring it.
         parent = self._context(trace if first else Trace())
         return TaskRun(self, self.tracer.start_span(name, parent, self.api.SpanKind.CONSUMER, about | more, links))
 

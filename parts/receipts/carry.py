@@ -156,8 +156,8 @@ def find_flaw(settings: Settings, receipt: stored.Receipt) -> Problem | None:
         parse_json(body, "body")
         said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                             receipt.schedule_id, receipt.parents, body)
-    except (errors.GateError, UnicodeEncodeError) as no:
-        return "wrong_hash", f"its body is not JSON: {no}"
+    except (errors.GateError, UnicodeEncodeError) as refusal:
+        return "wrong_hash", f"its body is not JSON: {refusal}"
     # Security: no content is left that the hash of an erased receipt could fit; its sender is as free as with content,
     # whose hash anybody can compute.  An admin vouches for both.
     is_true = said == receipt.hash or read_note(receipt.body) is not None

@@ -57,8 +57,8 @@ async def store_receipt(engine: Engine, caller: Caller,
             if name not in named:
                 named[name] = await find_tenant(engine, caller, name)
             entries.append(entry)
-        except errors.GateError as no:
-            entries.append(no)
+        except errors.GateError as refusal:
+            entries.append(refusal)
     if len(tenants := set(named.values())) > 1:
         raise errors.InvalidRequest("all receipts of one call must belong to one tenant; send one call for each tenant")
     into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)

@@ -59,8 +59,8 @@ class Noticer(Adopter):
             try:
                 if lease is not None:
                     await self._adopt_ends(tenant_id, task, lease)
-            except Garbled as no:       # what the ledger says of one task must not hold up the others
-                log.warning("receipts in the ledger about task %s cannot be read now: %s", task.task_id, no)
+            except Garbled as refusal:       # what the ledger says of one task must not hold up the others
+                log.warning("receipts in the ledger about task %s cannot be read now: %s", task.task_id, refusal)
 
     async def _adopt_ends(self, tenant_id: str, task: stored.Task, lease: stored.Lease) -> None:
         sink: Any = self.reading.sink

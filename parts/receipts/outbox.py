@@ -413,8 +413,8 @@ class Sender(Extension):
         try:
             await self.wires.send(self.sink, tenant_id, row.content.encode())
             self._note_answer(row, None, tenant_id, outcome)
-        except sinks.Refusal as no:
-            self._note_answer(row, no, tenant_id, outcome)
+        except sinks.Refusal as refusal:
+            self._note_answer(row, refusal, tenant_id, outcome)
         except asyncio.CancelledError:
             self.breaker.cancel_probe()
             raise

@@ -66,8 +66,8 @@ class Routes(Extension):
             return cached[0]
         try:
             token = await self.sink.token(caller.tenant_id, who, now + GOOD_SECONDS)
-        except (Outage, Refusal) as no:
-            log.warning("the ledger issued no key for %s: %s", who, no)
+        except (Outage, Refusal) as refusal:
+            log.warning("the ledger issued no key for %s: %s", who, refusal)
             return None
         if token is not None:
             self.tokens.put(holder, (token, now + GOOD_SECONDS))

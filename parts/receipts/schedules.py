@@ -49,8 +49,8 @@ def report_schedule(engine: Engine, work: Work, caller: Caller, ask: wire.Report
             continue
         try:
             work.keep_record(known := update_schedule(known, state))
-        except errors.GateError as no:
-            refused.append(wire.Problem(no.code, f"{state.schedule_id}: {no}"))
+        except errors.GateError as refusal:
+            refused.append(wire.Problem(refusal.code, f"{state.schedule_id}: {refusal}"))
         else:
             tell_if_late(engine, work, known)
     return wire.Reported(True, unknown, refused)

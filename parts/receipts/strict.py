@@ -387,10 +387,10 @@ class Strict(Extension):
             self.breaker.note_answer() if isinstance(away,
                                                      sinks.Unanswered | sinks.Garbled) else self.breaker.note_outage()
             return away
-        except sinks.Refusal as no:
+        except sinks.Refusal as refusal:
             draft.offered.discard(row.receipt_id)
             self.breaker.note_answer()
-            return no
+            return refusal
         self.breaker.note_answer()
         return None
 

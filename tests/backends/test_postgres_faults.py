@@ -850,7 +850,7 @@ async def tasks_due(gate: Gate, now: float | None = None) -> list[str]:
 
 
 async def test_a_lost_lease_of_a_dead_instance_is_taken_back_at_once(direct: str, outside: Outside) -> None:
-    """Its lock is free, though its last beat is fresh; what is no lost lease waits for three missed beats."""
+    """Its lock is free, though its last beat is fresh; what is not a lost lease waits for three missed beats."""
     task_id = await lost_to_a_ghost(direct, outside)
     async with joined(direct, "gate-2") as gate:
         assert await tasks_due(gate) == [task_id]

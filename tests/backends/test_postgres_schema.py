@@ -77,7 +77,7 @@ async def shape(url: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A server where somebody who is no superuser has made the first database of a gate, and with it the roles."""
+    """A server where somebody who is not a superuser has made the first database of a gate, and with it the roles."""
     async def settle(running: Cluster) -> None:
         async with connected(running.admin_url()) as db:
             await db.execute("CREATE ROLE plain LOGIN CREATEROLE")

@@ -915,8 +915,8 @@ def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
         async def ask(operation: str, fields: dict[str, Any]) -> bytes:
             try:
                 return msgspec.json.encode(await view.perform(OPERATIONS[operation], **fields))
-            except GateError as no:
-                return f"{no.status} ".encode() + msgspec.json.encode(no.body())
+            except GateError as refusal:
+                return f"{refusal.status} ".encode() + msgspec.json.encode(refusal.body())
         return ask
 
     async def rest(operation: str, fields: dict[str, Any]) -> bytes:
@@ -1117,8 +1117,8 @@ class Trials:
             rows = [tuple(row)["clock_timestamp()" in statement:] for row in await db.fetch(statement, *given)]
             await db.execute(f"SET LOCAL ROLE {self.superuser}")
             return sorted(map(repr, rows)), await self.neighbour.rows(db)
-        except asyncpg.PostgresError as no:
-            return type(no)
+        except asyncpg.PostgresError as refusal:
+            return type(refusal)
         finally:
             await db.execute("ROLLBACK TO trial")
 

@@ -196,7 +196,7 @@ def test_a_url_that_leads_nowhere_is_refused_before_it_is_called(url: str) -> No
 
 @pytest.mark.parametrize("id", ["", ".", ".."])
 def test_an_id_that_leads_to_another_path_is_refused(id: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"task_id is {id!r}, which is no id")):
+    with pytest.raises(ValueError, match=re.escape(f"task_id is {id!r}, which is not an id")):
         AsyncHttp("http://gate").request("get_task", {"task_id": id})
 
 

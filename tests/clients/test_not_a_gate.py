@@ -1,4 +1,4 @@
-"""What answers is no gate: a wrong URL, a captive portal, another product."""
+"""What answers is not a gate: a wrong URL, a captive portal, another product."""
 
 from __future__ import annotations
 

@@ -471,7 +471,7 @@ def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
 def test_an_id_that_would_lead_to_another_path_is_refused(run: Run, id: str) -> None:
     refused = run("get-task", id)
 
-    assert (refused.exit_code, f"task_id is {id!r}, which is no id" in refused.output) == (2, True), refused.output
+    assert (refused.exit_code, f"task_id is {id!r}, which is not an id" in refused.output) == (2, True), refused.output
 
 
 @pytest.mark.parametrize("asked", [("create-task", "--type", "x", "--payload", '"\udcff"'),

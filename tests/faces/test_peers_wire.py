@@ -131,7 +131,7 @@ def executor(wire: Wire, worker: str, good: bool) -> None:
 
 
 def later_executor(wire: Wire, worker: str, good: bool) -> None:
-    """The same over JSON-RPC: progress instead of a start, and a tenant that is no UUID."""
+    """The same over JSON-RPC: progress instead of a start, and a tenant that is not a UUID."""
     tenant = {"tenant_id": "default"}
     [task] = wire.tool("lease_next", worker_id=worker, capabilities=["command.execute"], max_tasks=1, **tenant)["tasks"]
     who = {"worker_id": worker, "task_id": task["task_id"], "lease_id": task["lease_id"]}

@@ -48,7 +48,7 @@ BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has t
                  "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
                  "fail: Object missing required field `error`",
                  "report_progress: Object missing required field `progress`",
-                 # A redirect URI is judged as a whole, and is no business of a metadata document that is not pinned.
+                 # A redirect URI is judged as a whole; a metadata document that is not pinned has no say in it.
                  "the redirect URI ", "client_id is ", "client_id has ", "client_id must ", "access_days is 5 to 90",
                  "a program with a metadata document has no secret",
                  # People and sessions are named by exactly one of several fields.

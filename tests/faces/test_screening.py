@@ -33,8 +33,8 @@ def judged(body: bytes, size: int, most_values: int = VALUES, most_depth: int = 
         for piece in cut_slices(body, size):
             judge.look(piece)
         judge.end()
-    except GateError as no:
-        return no.code
+    except GateError as refusal:
+        return refusal.code
     return ""
 
 

@@ -434,7 +434,7 @@ class OnEveryTongue(OnSides):
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """A loop that lives as long as the test: a program is no coroutine."""
+    """A loop that lives as long as the test: a program is not a coroutine."""
     with asyncio.Runner() as runner:
         yield runner.run
 

@@ -259,7 +259,7 @@ ATTACKS: dict[str, str] = {
     "instance a number": saying(principal_instance_id=7),
     "scope a list": saying(scope=["admin:write"]),
     "scope a number": saying(scope=1),
-    # What is no token
+    # What is not a token
     "an array": telling(json.dumps([claims()]).encode()),
     "a text": telling(b'"claims"'),
     "null": telling(b"null"),

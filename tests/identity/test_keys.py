@@ -629,7 +629,7 @@ async def test_who_waits_as_long_as_told_fails_no_more_than_others(world: World)
 
 
 async def test_wrong_secrets_from_everywhere_slow_down_a_key_and_do_not_bar_its_holder(world: World) -> None:
-    """Ten wrong secrets for a key id, which is no secret, would otherwise keep its holder out for ever."""
+    """Ten wrong secrets for a key id, which is not a secret, would otherwise keep its holder out for ever."""
     token = world.issue()
     for at in range(10):
         assert await world.show(with_wrong_secret(token), f"192.0.2.{at}") is None

@@ -398,7 +398,7 @@ def test_made_up_addresses_do_not_escape_the_limit(limits: MemoryLimits) -> None
 
 @pytest.mark.parametrize("said", ["10.0.0.1/8", "proxy.example", "10.0.0.0/33", "999.1.1.1"])
 def test_a_trusted_proxy_that_is_no_network_stops_the_start(said: str) -> None:
-    with pytest.raises(SettingsError, match=r"trusted_proxies: .* is no address and no network"):
+    with pytest.raises(SettingsError, match=r"trusted_proxies: .* is neither an address nor a network"):
         load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": f"::1, {said}"})
 
 

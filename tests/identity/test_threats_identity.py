@@ -283,7 +283,7 @@ async def test_c5_a_million_capabilities_are_refused(house: House, facade: str) 
 
     for wrong in ([str(n) for n in range(1_000_000)], [1], [None], "gpu", {"gpu": True}):
         told = await house.ask("lease_next", {"capabilities": wrong}, token=worker, facade=facade)
-        # So many values are no request at all; a few wrong ones are a wrong field.
+        # So many values are not a request at all; a few wrong ones are a wrong field.
         assert told.code == ("payload_too_large" if len(wrong) > 10 else "invalid_request")
 
 

@@ -314,8 +314,8 @@ def fetch(url: str, token: str = TOKEN) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as no:
-        return no.code, no.read().decode()
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read().decode()
 
 
 @pytest.fixture

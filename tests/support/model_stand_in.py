@@ -5,7 +5,7 @@ list with one entry for each answer; for other payloads the script is the second
 a real endpoint might refuse is refused with 400.
 An entry may hold: `call` (tools to call), `say` (text; {last} is the last tool's result, {known} the opening),
 `finish` (a call of the tool finish), `status` with `times` and `headers` (refuse so often first), `raw` with `times`
-(a body that is no completion), `hang` (no answer until the client leaves), `tokens`, `reason` (finish_reason).
+(a body that is not a completion), `hang` (no answer until the client leaves), `tokens`, `reason` (finish_reason).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A captive portal: it passes calls on to a gate, or answers every call itself, with what is no answer of a gate."""
+"""A captive portal: it passes calls on to a gate, or answers each itself with what is not an answer of a gate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = {
     "a list": (200, "application/json", b'[{"task_id":"t1"}]'),
     "lists of another shape": (200, "application/json",
                                b'{"tasks":[{"task_id":1}],"leases":[3],"receipts":[{}],"queues":[0],"findings":{}}'),
-    "bytes that are no text": (200, "application/json", b"\xff\xfe"),
+    "bytes that are not text": (200, "application/json", b"\xff\xfe"),
     "JSON without an end": (200, "application/json", b"[" * 100_000),
     "events of something else": (200, "text/event-stream", b"data: [1]\n\n"),
     "a way to elsewhere": (302, "text/html", b""),

@@ -200,10 +200,10 @@ class StandIn:
         """The result or the error of a call."""
         try:
             return {"result": self.call(asked)}
-        except No as no:
-            self.refusals.append(no.code)
-            details = {"details": no.details} if no.details else {}
-            return {"error": {"code": no.code, "message": str(no), **details}}
+        except No as refusal:
+            self.refusals.append(refusal.code)
+            details = {"details": refusal.details} if refusal.details else {}
+            return {"error": {"code": refusal.code, "message": str(refusal), **details}}
 
     def call(self, asked: Json) -> Json:
         """Carry out a call of a tool."""

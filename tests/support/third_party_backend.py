@@ -37,4 +37,4 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     return Followed(Path(url.removeprefix("third://")))
 
 
-BACKEND = Followed      # which, like Memory, is no LastingBackend: the suite kills no process
+BACKEND = Followed      # which, like Memory, is not a LastingBackend: the suite kills no process

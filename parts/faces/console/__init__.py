@@ -54,8 +54,8 @@ class Files:
         try:
             name = require_read(scope)["path_params"]["name"] or FIRST_FILE
             body = self._read(name)
-        except errors.GateError as no:
-            return await send_refusal(self.gate, send, scope, no)
+        except errors.GateError as refusal:
+            return await send_refusal(self.gate, send, scope, refusal)
         scope["asyncgate.limits"] = ()      # one view is forty files: they cost a visitor no calls
         tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
         more = [*WALLS, (b"cache-control", b"no-cache"), (b"etag", tag)]
@@ -82,8 +82,8 @@ class Redirect:
         """Answer GET and HEAD."""
         try:
             require_read(scope)
-        except errors.GateError as no:
-            return await send_refusal(self.gate, send, scope, no)
+        except errors.GateError as refusal:
+            return await send_refusal(self.gate, send, scope, refusal)
         await self.gate.send(send, scope, 302, b"", [(b"location", b"console/")])
 
 
@@ -97,8 +97,8 @@ class About:
         """Answer GET and HEAD; no credential is needed."""
         try:
             require_read(scope)
-        except errors.GateError as no:
-            return await send_refusal(self.gate, send, scope, no)
+        except errors.GateError as refusal:
+            return await send_refusal(self.gate, send, scope, refusal)
         await self.gate.send(send, scope, 200, encode_json(describe_console(self.gate)))
 
 

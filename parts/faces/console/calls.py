@@ -57,9 +57,9 @@ class Call(Generic[A]):
                 raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=["POST"])
             reply, more = await self.answer(scope, self._read(await read_body(scope, receive, self.settings)))
             status, body = 200, encode_json(reply)
-        except errors.GateError as no:
-            self.gate.guard.refused(scope, no)
-            status, body, more = no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no)
+        except errors.GateError as refusal:
+            self.gate.guard.refused(scope, refusal)
+            status, body, more = refusal.status, encode_json(refusal.body()), self.gate.describe_refusal(scope, refusal)
         except Exception as bug:
             status, body, more = 500, encode_json(errors.log_fault(scope["path"], bug).body()), []
         await self.gate.send(send, scope, status, body, more)
@@ -72,7 +72,7 @@ class Call(Generic[A]):
 
 
 def make_calls(gate: Serving) -> dict[str, Any]:
-    """Return what answers at the paths of the console that are no files."""
+    """Return what answers at the paths of the console that are not files."""
     async def sign_in(scope: connection.Scope, ask: SignIn) -> Reply:
         begun = await gate.guard.sign_in(scope, ask.credential)
         return {"session": begun.text, "ends_at": to_utc(begun.ends_at)}, begun.cookies

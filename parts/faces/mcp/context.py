@@ -118,10 +118,10 @@ class Library:
             task = _json(await self.perform(ctx, "get_task", {"task_id": named["result"]})) if named else {}
             if (outcome := task.get("result")) is not None:
                 return encode_json(outcome["result"])
-        except errors.GateError as no:
-            if no.status == 400 or no.status >= 500:
-                code = types.INVALID_PARAMS if no.status == 400 else types.INTERNAL_ERROR
-                raise MCPError(code, str(no), make_refusal_data(no)) from None
+        except errors.GateError as refusal:
+            if refusal.status == 400 or refusal.status >= 500:
+                code = types.INVALID_PARAMS if refusal.status == 400 else types.INTERNAL_ERROR
+                raise MCPError(code, str(refusal), make_refusal_data(refusal)) from None
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         raise MCPError(types.INVALID_PARAMS if modern else NOT_FOUND_BEFORE_2026, f"there is no resource {uri}",
                        {"uri": uri})
@@ -145,8 +145,8 @@ class Library:
                 finally:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-        except errors.TooManyWaiting as no:
-            raise MCPError(types.INTERNAL_ERROR, str(no), make_refusal_data(no)) from None
+        except errors.TooManyWaiting as refusal:
+            raise MCPError(types.INTERNAL_ERROR, str(refusal), make_refusal_data(refusal)) from None
         finally:
             self.listening.discard(handler)
 
@@ -233,8 +233,8 @@ class Library:
     async def _held(self, ctx: Context, who: JsonObject) -> list[str]:
         try:
             found = _json(await self.perform(ctx, "list_leases", {**who, "resume": False}))["leases"]
-        except errors.GateError as no:
-            if no.status == 403:    # agents hold no leases
+        except errors.GateError as refusal:
+            if refusal.status == 403:    # agents hold no leases
                 return []
             raise
         return [f"- the task {lease['task_id']} of type {quote_text(lease['type'])}, under lease "

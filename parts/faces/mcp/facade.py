@@ -409,8 +409,8 @@ class Facade:
             http.fill_principal(ask, query)
             for tenant in http.read_claimed_tenants(query, scope["headers"]):
                 self.gate.engine.check_tenant(caller, tenant)
-        except errors.GateError as no:
-            return ToolCall(op, refusal=no)
+        except errors.GateError as refused:
+            return ToolCall(op, refusal=refused)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             return ToolCall(op,
                             refusal=errors.InvalidRequest(f"{op.name}: {members.describe_problem(wrong, op.takes)}"))
@@ -434,8 +434,8 @@ class Facade:
                 call.trace = tracing.current()
             try:
                 return await self._perform_now(call, caller, partial(tracing.note_served, span, call.op.name, call.ask))
-            except errors.GateError as no:
-                tracing.note_refusal(span, no)
+            except errors.GateError as refused:
+                tracing.note_refusal(span, refused)
                 raise
 
     async def _perform_now(self, call: ToolCall, caller: Caller, note: Callable[[Any], None] | None = None) -> bytes:
@@ -452,9 +452,9 @@ class Facade:
             if note is not None:
                 note(reply)
             return summarize(call.op.name, reply) if call.brief else encode_json(reply)
-        except errors.GateError as no:
-            refusal = no
-            self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
+        except errors.GateError as refused:
+            refusal = refused
+            self.gate.guard.refused_call(caller, refused, call.op.name, call.ask)
             raise
         except Exception as bug:
             refusal = errors.log_fault(call.op.name, bug)
@@ -495,8 +495,8 @@ class Facade:
             ask.wait_seconds = 0.0      # the client polls the handle itself
         try:
             reply = await self._perform(visit.call, visit.caller)
-        except errors.GateError as no:
-            return COMPLETE | tools.make_refusal_result(no)
+        except errors.GateError as refused:
+            return COMPLETE | tools.make_refusal_result(refused)
         told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
         if by_handle:
             return tasks.make_handle(reply)
@@ -518,8 +518,8 @@ class Facade:
         try:
             who = visit.caller.principal if names_nobody(ask) else self.gate.engine.require_subject(visit.caller, ask)
             return visit.caller.tenant_id, who
-        except errors.GateError as no:
-            self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
+        except errors.GateError as refused:
+            self.gate.guard.refused_call(visit.caller, refused, "subscriptions/listen")
             raise
 
     # The dialect of peers: JSON-RPC without a handshake; the result is the raw reply.

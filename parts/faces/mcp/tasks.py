@@ -119,8 +119,8 @@ class Tasks:
     async def _done(self, ctx: Context, operation: str, params: TaskParams) -> bytes:
         try:
             return await self.perform(ctx, operation, {"task_id": params.task_id})
-        except errors.GateError as no:
-            code = types.INVALID_PARAMS if no.status < 500 else types.INTERNAL_ERROR
-            if no.status == 403:        # callers must not learn whether a foreign task exists
-                no = errors.no_task(params.task_id)
-            raise MCPError(code, str(no), make_refusal_data(no)) from None
+        except errors.GateError as refusal:
+            code = types.INVALID_PARAMS if refusal.status < 500 else types.INTERNAL_ERROR
+            if refusal.status == 403:        # callers must not learn whether a foreign task exists
+                refusal = errors.no_task(params.task_id)
+            raise MCPError(code, str(refusal), make_refusal_data(refusal)) from None

@@ -54,7 +54,7 @@ def check_rules(settings: Settings) -> None:
                                       "email_domain or group")
         if rule.provider and rule.provider not in names:
             raise errors.StartupError(
-                f"{where} names the provider {rule.provider!r}, which security.oauth.providers has not")
+                f"{where} names the provider {rule.provider!r}, which security.oauth.providers does not list")
         if unknown := {*rule.scopes} - SCOPES:
             raise errors.StartupError(f"{where}: no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
 

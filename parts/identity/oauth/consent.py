@@ -16,7 +16,7 @@ from asyncgate.parts.model.connection import is_loopback
 def find_place(redirect_uri: str) -> str:
     """Return where a redirect goes, as a person may judge it: a host, or the scheme of an app with its host.
 
-    The port of a loopback address is another one each time, so it is no part of the place.
+    The port of a loopback address is another one each time, so it is not a part of the place.
     """
     parts = urlsplit(redirect_uri)
     if parts.scheme not in ("http", "https"):

@@ -232,7 +232,7 @@ def decode_document(text: bytes) -> ClientDocument:
         text.decode()
         said = msgspec.json.decode(text, type=ClientDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        raise UnusableDocument(f"it is no metadata of a client: {wrong}"[:300]) from None
+        raise UnusableDocument(f"it is not the metadata of a client: {wrong}"[:300]) from None
     if b"\0" in text:       # no database keeps it
         raise UnusableDocument("it contains a NUL character")
     return said

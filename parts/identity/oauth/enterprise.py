@@ -84,8 +84,8 @@ async def begin_vouched_session(server: AuthorizationServer, client: stored_oaut
     try:
         user = await admission.admit(server, vouched.who)
         await admission.check_tenant(server, user, client)
-    except admission.SignInRefused as no:
-        raise refuse_assertion(no.because) from None
+    except admission.SignInRefused as refusal:
+        raise refuse_assertion(refusal.because) from None
     scopes = choose_vouched_scopes(vouched.claims, asked, grants.limit_scopes(user, client))
     if not scopes:
         raise OAuthError("invalid_scope", "the person or the program may have none of these scopes")
@@ -127,8 +127,8 @@ async def prove_assertion(server: AuthorizationServer, client: stored_oauth.OAut
         if flaw := find_flaw_of_assertion(claims, found.issuer, server.issuer, client, provider.now()):
             raise jwt.Flaw(flaw)
         return Vouched(claims, providers.read_person(provider.said, found.issuer, msgspec.json.decode(content)))
-    except admission.SignInRefused as no:
-        raise refuse_assertion(no.because) from None
+    except admission.SignInRefused as refusal:
+        raise refuse_assertion(refusal.because) from None
     except jwt.UNFIT as wrong:
         raise refuse_assertion(f"the assertion: {jwt.reason_of(wrong)[1]}") from None
 
@@ -136,7 +136,7 @@ async def prove_assertion(server: AuthorizationServer, client: stored_oauth.OAut
 def find_provider(server: AuthorizationServer, text: str) -> providers.OpenId:
     """Return the provider that an assertion says it is from, which proves nothing yet; raises Flaw."""
     if len(text) > jwt.MOST_TOKEN_BYTES or text.count(".") != 2:
-        raise jwt.Flaw("it is no signed JWT, or too long")
+        raise jwt.Flaw("this is not a signed JWT, or it is too long")
     issuer = jwt.decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), dict[str, Any]).get("iss")
     for provider in server.providers.values():
         if isinstance(provider, providers.OpenId) and provider.said.enterprise_managed and provider.is_issuer(issuer):

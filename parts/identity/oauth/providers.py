@@ -188,10 +188,10 @@ class OpenId(Caller):
                 self.read_at = self.clock() - DISCOVERY_SECONDS + jwt.REFETCH_SECONDS
             try:
                 self.take(await self.call("GET", self.url, Discovery, headers=AS_JSON))
-            except SignInRefused as no:
+            except SignInRefused as refusal:
                 if self.known is None:
                     raise
-                log.warning("the discovery document of %s stays as it was: %s", self.said.name, no.because)
+                log.warning("the discovery document of %s stays as it was: %s", self.said.name, refusal.because)
         assert self.known is not None
         return self.known
 
@@ -201,7 +201,7 @@ class OpenId(Caller):
             self.refuse(f"the discovery document of {self.url} is of the issuer {found.issuer[:MOST_ERROR_LENGTH]}")
         for endpoint in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
-                self.refuse("the discovery document names an endpoint that is no URL")
+                self.refuse("the discovery document names an endpoint that is not a URL")
         if self.ring is None or self.known is None or self.known.jwks_uri != found.jwks_uri:
             self.ring = jwt.KeyRing([], self.client(), found.jwks_uri, self.clock)
         self.known, self.read_at = found, self.clock()

@@ -114,7 +114,7 @@ async def store_registration(server: AuthorizationServer, said: Registration, me
                              secret: str | None) -> stored_oauth.OAuthClient:
     """Store a program that has registered itself.
 
-    What it says of scopes is no limit: people decide what they allow, and programs ask for more as they learn more.
+    What it says of scopes means no limit: people decide what they allow, and programs ask for more as they learn more.
     """
     name = (said.client_name or "").replace("\0", "")[:MOST_NAME_LENGTH] or (
         urlsplit(said.redirect_uris[0]).hostname or "a program")

@@ -115,10 +115,10 @@ class Endpoint:
             return wire.Answer(no.status, no.body(), headers=no.headers)
         try:
             return await self._handle(scope, receive)
-        except wire.OAuthError as no:
-            return refuse(self.server, scope, no)
-        except errors.GateError as no:
-            return refuse(self.server, scope, wire.as_oauth_error(no))
+        except wire.OAuthError as refusal:
+            return refuse(self.server, scope, refusal)
+        except errors.GateError as refusal:
+            return refuse(self.server, scope, wire.as_oauth_error(refusal))
         except Exception as bug:
             return wire.Answer(500, wire.OAuthError("server_error", str(errors.log_fault(scope["path"], bug))).body())
 

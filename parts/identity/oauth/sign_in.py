@@ -69,20 +69,20 @@ class SignIn:
         async def handle(server: AuthorizationServer, request: wire.Request) -> wire.Answer:
             try:
                 return await step(request)
-            except requests.RefusedRequest as no:
-                self.note("oauth_refused", str(no), client_id=no.asked.client_id, code=no.code)
-                return requests.redirect_back(server, no.asked, **no.parameters())
-            except requests.BadRequestPage as no:
-                self.note("oauth_refused", no.because)
-                return pages.show_error("This request cannot be answered", str(no), RETURN)
-            except admission.SignInRefused as no:
-                self.note("sign_in_refused", no.because)
-                return pages.show_error("You cannot sign in", str(no), RETURN, status=403)
-            except wire.OAuthError as no:
-                self.note("oauth_refused", no.because)
-                return pages.show_error("This request cannot be answered", str(no), RETURN, status=no.status)
-            except errors.GateError as no:
-                return pages.show_error("The gate cannot answer now", str(no), status=no.status)
+            except requests.RefusedRequest as refusal:
+                self.note("oauth_refused", str(refusal), client_id=refusal.asked.client_id, code=refusal.code)
+                return requests.redirect_back(server, refusal.asked, **refusal.parameters())
+            except requests.BadRequestPage as refusal:
+                self.note("oauth_refused", refusal.because)
+                return pages.show_error("This request cannot be answered", str(refusal), RETURN)
+            except admission.SignInRefused as refusal:
+                self.note("sign_in_refused", refusal.because)
+                return pages.show_error("You cannot sign in", str(refusal), RETURN, status=403)
+            except wire.OAuthError as refusal:
+                self.note("oauth_refused", refusal.because)
+                return pages.show_error("This request cannot be answered", str(refusal), RETURN, status=refusal.status)
+            except errors.GateError as refusal:
+                return pages.show_error("The gate cannot answer now", str(refusal), status=refusal.status)
         return handle
 
     def note(self, event: str, because: str, **said: str) -> None:
@@ -151,11 +151,11 @@ class SignIn:
         try:
             who = await self.providers[name].prove_person(said, parked)
             return self.go_on(request, parked, await admission.admit(self.server, who))
-        except DeniedUpstream as no:
-            self.note("sign_in_refused", str(no), provider=name)
+        except DeniedUpstream as refusal:
+            self.note("sign_in_refused", str(refusal), provider=name)
             return self.end(parked, error="access_denied", error_description="the person did not sign in")
-        except admission.SignInRefused as no:
-            return await self.refuse(parked, no, spent)
+        except admission.SignInRefused as refusal:
+            return await self.refuse(parked, refusal, spent)
 
     async def show_link(self, request: wire.Request) -> wire.Answer:
         """Show the button of a sign-in link; looking at the page spends nothing."""
@@ -173,9 +173,9 @@ class SignIn:
         parked = self.find(request, said.get("sign_in", ""))
         try:
             return self.go_on(request, parked, await use_link(self.server, said.get("code", "")))
-        except admission.SignInRefused as no:
-            self.note("sign_in_refused", no.because)
-            return self.show_login(request, parked, await self.find_client(parked), wrong=str(no))
+        except admission.SignInRefused as refusal:
+            self.note("sign_in_refused", refusal.because)
+            return self.show_login(request, parked, await self.find_client(parked), wrong=str(refusal))
 
     def go_on(self, request: wire.Request, parked: Parked, user: stored_oauth.User) -> wire.Answer:
         """Send the browser on to the consent page: the code of a provider does not stay in its address."""
@@ -192,8 +192,8 @@ class SignIn:
         try:
             user, tenant = await self.find_user(parked, client)
             scopes = admission.choose_scopes(user, parked.asked.scopes)
-        except admission.SignInRefused as no:
-            return await self.refuse(parked, no, [drop_parked(self.server, parked)])
+        except admission.SignInRefused as refusal:
+            return await self.refuse(parked, refusal, [drop_parked(self.server, parked)])
         if "consent" not in parked.prompt.split() and await consent.is_allowed(
                 self.server, client, user, parked.asked.redirect_uri, scopes):
             return await self.grant(parked, client, user, scopes)
@@ -224,8 +224,8 @@ class SignIn:
         try:
             user, _ = await self.find_user(parked, client)
             scopes = admission.choose_scopes(user, parked.shown)
-        except admission.SignInRefused as no:
-            return await self.refuse(parked, no, [drop_parked(self.server, parked)])
+        except admission.SignInRefused as refusal:
+            return await self.refuse(parked, refusal, [drop_parked(self.server, parked)])
         if said.get("answer") != "allow":
             self.note("consent_denied", "the person denied it", user_id=user.user_id, client_id=client.client_id)
             consent.note_consent(self.server, user, client, "consent_denied")

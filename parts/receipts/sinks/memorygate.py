@@ -130,7 +130,7 @@ class MemoryGate(NoCustody):
         return bytes(decode_rendered(content).body)
 
     async def send(self, tenant_id: str, content: bytes) -> None:
-        """Store one receipt; raises Garbled if what answered is no ledger, because that has stored nothing."""
+        """Store one receipt; raises Garbled if what answered is not a ledger, because that has stored nothing."""
         require_confirmation(await self._ask("POST", "", content=content), content)
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
@@ -143,8 +143,8 @@ class MemoryGate(NoCustody):
         """Store many receipts in one call; raises Singly if the ledger accepts no list (20.9)."""
         try:
             results = decode_answers(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
-        except (sinks.Refusal, *UNREADABLE) as no:
-            raise sinks.Singly(str(no)) from None
+        except (sinks.Refusal, *UNREADABLE) as refusal:
+            raise sinks.Singly(str(refusal)) from None
         if len(results) != len(contents):
             raise sinks.Singly(f"{len(results)} answers to {len(contents)} receipts")
         if away := [one.error.error for one in results if one.error and one.error.error in NO_REFUSALS]:

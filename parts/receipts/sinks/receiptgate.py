@@ -125,8 +125,8 @@ class ReceiptGate:
         about = {"task_id": task_id, "sort": "asc", "include_payload": True, "limit": MOST_OF_A_TASK}
         try:
             told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * calls.BESIDE_BODY)
-        except sinks.Refusal as no:
-            raise sinks.Garbled(str(no)) from None
+        except sinks.Refusal as refusal:
+            raise sinks.Garbled(str(refusal)) from None
         rows = told.get("receipts") if isinstance(told, dict) else None
         if not isinstance(rows, list):
             raise sinks.Garbled(f"the ledger's answer to {LIST} has no list of receipts")

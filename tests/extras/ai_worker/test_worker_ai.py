@@ -524,7 +524,7 @@ FORGERIES: dict[str, Callable[[Json], Any]] = {
     "steps": lambda said: said.update(steps=0),
     "no seal": lambda said: said.pop("seal"),
     "another seal": lambda said: said.update(seal="0" * 64),
-    "a seal that is no text": lambda said: said.update(seal=None)}
+    "a seal that is not text": lambda said: said.update(seal=None)}
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)

@@ -279,7 +279,7 @@ def a_certificate_with_the_key_of_another(bench: Bench) -> list[str]:
             f"security.tls.private_key_path={certificate(bench, 61)}"]
 
 
-@fault("archive", "error", "is no folder", "set archive.directory")
+@fault("archive", "error", "is not a folder", "set archive.directory")
 def an_archive_that_is_a_file(bench: Bench) -> list[str]:
     return [f"archive.directory={bench.private('archive', '')}"]
 
@@ -549,7 +549,7 @@ def test_a_gate_that_does_not_answer_is_found(bench: Bench) -> None:
 
 
 def contents(folder: Path) -> dict[str, tuple[str, int]]:
-    """What stands in the files of a folder, and their rights; the index of a log is no content."""
+    """What stands in the files of a folder, and their rights; the index of a log is not content."""
     return {path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), stat.S_IMODE(path.stat().st_mode))
             for path in folder.iterdir() if path.is_file() and not path.name.endswith("-shm")}
 

@@ -243,7 +243,7 @@ class Mortal(Around):
         self.commits = 0
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        """Commit once, and die; what changes nothing is no commit."""
+        """Commit once, and die; what changes nothing is not a commit."""
         works: list[Work] = []
 
         def note(work: Work) -> None:

@@ -748,7 +748,7 @@ async def test_a_file_of_a_newer_version_or_of_something_else_is_refused(tmp_pat
     newer, other = tmp_path / "newer.db", tmp_path / "other.db"
     with closing(sqlite3.connect(newer)) as db:
         db.execute("PRAGMA user_version = 99")
-    other.write_text("this is no database, but a text of some length" * 9)
+    other.write_text("this is not a database, but a text of some length" * 9)
 
     for path, says in ((newer, "newer AsyncGate"), (other, "not a database"), (tmp_path / "no" / "x.db", "No such")):
         with pytest.raises(StoreError, match=re.escape(says)):

@@ -60,7 +60,7 @@ class Model:
         self.runs = list(self._runs(made_at, end))
 
     def _runs(self, made_at: int, end: int) -> Iterator[tuple[int, float]]:
-        """Yield all run times, and when they are due: how long jitter delays one is no matter of this test."""
+        """Yield all run times, and when they are due: how long jitter delays one does not matter to this test."""
         runs = (range(made_at + self.plan["interval_seconds"], end, self.plan["interval_seconds"])
                 if self.plan["mode"] == "interval"
                 else Plain(self.plan["cron_expr"]).between(self.plan["timezone"], made_at, end))

@@ -215,7 +215,7 @@ async function answerOf(response) {
   try {
     body = text ? readJson(text) : null;
   } catch {
-    body = {message: `the gate answered ${response.status} with something that is no JSON`};
+    body = {message: `the gate answered ${response.status} with something that is not JSON`};
   }
   session.onAnswer(response.status >= 502 ? new Error("unavailable") : null);
   if (response.ok) return body;

@@ -74,7 +74,7 @@ export function facts(pairs) {
     .map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 }
 
-/** Show how much of an amount is used; a negative one is no limit. */
+/** Show how much of an amount is used; a negative one means no limit. */
 export function meter(title, used, most) {
   if (used === null || used === undefined) return null;
   const bounded = most >= 0;

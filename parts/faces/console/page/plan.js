@@ -34,7 +34,7 @@ export function countMissed({late_since: since, interval_seconds: every, cron_ex
 
 /** Return the runs of a schedule from now to `span` seconds on: `{runs: [ms], count}`; many are only counted.
  *
- * The run that did not come is no run ahead: of a late schedule nobody knows the next one, but an interval goes on.
+ * The run that did not come is not a run ahead: of a late schedule nobody knows the next one, but an interval goes on.
  */
 export function findRuns(schedule, now, span) {
   if (schedule.cron_expr) return findCronRuns(schedule, now, span);
