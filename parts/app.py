@@ -67,6 +67,7 @@ class Gate(Front):
             self.oauth.accept_own_tokens(self.identity.tokens)
             self.app.router.routes.extend(routes := self.oauth.routes())
             self.open_paths = {route.path for route in routes if getattr(route.app, "open", False)}
+        self.app.router.routes.extend(route for extra in find_extras().values() for route in extra.routes(self))
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
             self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))

@@ -9,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 
 from msgspec import Struct
+from starlette.routing import Route
 
 import asyncgate
 from asyncgate import Engine, Operation
+from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.process.duties import Duty
 
 
@@ -19,6 +21,7 @@ class Extra(Struct, frozen=True, kw_only=True):
     """What `EXTRA` in the file extra.py of a folder joins to the gate."""
 
     operations: Sequence[Operation] = ()
+    routes: Callable[[Serving], list[Route]] = lambda gate: []                      # of the app
     duties: Callable[[Engine], dict[str, Duty]] = lambda engine: {}                 # for the upkeep
     beside: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None   # entered while the gate serves
     commands: Mapping[str, str] = {}    # of `asyncgate`, with the modules that have them

@@ -23,7 +23,7 @@ KNOWS = {
     "identity": BELOW,
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
-    "joint": (*BELOW, "extras"),        # how an extra joins
+    "joint": (*BELOW, "faces", "extras"),        # how an extra joins
     "extras": (),
     "faces": BELOW,
     "metrics": (*BELOW, "identity", "receipts", "faces"),
@@ -36,6 +36,7 @@ KNOWS = {
 # What each extra knows of the core; none is known by it.
 EXTRAS = {
     "ai_worker": ("model", "process", "clients"),
+    "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from asyncgate import Engine, Operation, __version__
-from asyncgate.parts.faces import console, http, openapi
+from asyncgate.parts.faces import http, openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
@@ -154,8 +154,7 @@ class Front:
         every = (*self.operations.values(), *LEASE_PROTOCOL, *streams)
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described,
-                *console.make_routes(self)]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
     @cached_property
     def _served_names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:

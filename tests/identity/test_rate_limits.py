@@ -18,9 +18,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
+from asyncgate.extras.console import find_files
 from asyncgate.parts.app import Gate
 from asyncgate.parts.faces import front
-from asyncgate.parts.faces.console import find_files
 from asyncgate.parts.identity.limits import LimitVerdict, open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model import quotas
@@ -185,7 +185,7 @@ async def test_health_is_never_counted(limited: Limited) -> None:
 async def test_the_files_of_the_console_cost_a_visitor_no_calls(serve: Any) -> None:
     served = await serve(security=security(limits=True, anonymous_calls_per_minute=1),
                          console=ConsoleSettings(enabled=True))
-    page = files("asyncgate.parts.faces.console").joinpath("page")
+    page = files("asyncgate.extras.console").joinpath("page")
 
     told = [await served.call("GET", f"/console/{name}", token=None) for name, _ in find_files(page)]
 

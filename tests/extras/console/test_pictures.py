@@ -15,12 +15,12 @@ import pytest
 
 from asyncgate.conformance.ledgers import Drain
 from tests.conftest import Live
-from tests.console.conftest import OPEN, OpenConsole
+from tests.extras.console.conftest import OPEN, OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.filled_gate import Filled, Presentable, fill_gate
 from tests.support.pictures import read_size, shrink_png
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 WRITES = bool(os.environ.get("ASYNCGATE_TEST_DOCS_PICTURES"))
 MOST_BYTES, MOST_BYTES_IN_ALL = 60_000, 300_000
 WIDTH, HEIGHT = 1232, 780

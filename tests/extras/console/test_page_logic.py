@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "parts" / "faces" / "console" / "page"
+PAGE = Path(__file__).parents[3] / "extras" / "console" / "page"
 NOW = "2026-11-23T12:00:00Z"
 LONGEST_LINE = 120
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from asyncgate.commands.dev import adjust_settings
+from asyncgate.extras.console import MEDIA, find_files
 from asyncgate.parts.app import Gate
-from asyncgate.parts.faces.console import MEDIA, find_files
 from asyncgate.parts.model.settings import ConsoleSettings, load_settings
 
 pytestmark = pytest.mark.anyio
 
 ON = ConsoleSettings(enabled=True)
 BROWSER = [("accept", "text/html,application/xhtml+xml")]
-PAGE = dict(find_files(files("asyncgate.parts.faces.console").joinpath("page")))
+PAGE = dict(find_files(files("asyncgate.extras.console").joinpath("page")))
 POLICY = {
     "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "img-src": "'self'",
     "connect-src": "'self'", "form-action": "'none'", "base-uri": "'none'", "frame-ancestors": "'none'",
@@ -105,7 +105,7 @@ def test_dev_has_the_console_unless_somebody_says_otherwise() -> None:
 
 
 async def test_a_file_that_is_gone_since_the_start_is_not_found(serve: Any, tmp_path: Any) -> None:
-    from asyncgate.parts.faces.console import Files
+    from asyncgate.extras.console import Files
     (tmp_path / "index.html").write_text("<!doctype html>")
     served = await serve(console=ON)
     gate: Gate = served.gate

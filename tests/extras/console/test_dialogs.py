@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.console.conftest import OpenConsole
+from tests.extras.console.conftest import OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled

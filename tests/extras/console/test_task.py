@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-VIEWS = files("asyncgate.parts.faces.console").joinpath("page", "views")
-RULES = Path(__file__).parents[1].joinpath("support", "console_task.mjs")
+VIEWS = files("asyncgate.extras.console").joinpath("page", "views")
+RULES = Path(__file__).parents[2].joinpath("support", "console_task.mjs")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-PAGE = files("asyncgate.parts.faces.console").joinpath("page")
-RULES = Path(__file__).parents[1].joinpath("support", "console_lists.mjs")
+PAGE = files("asyncgate.extras.console").joinpath("page")
+RULES = Path(__file__).parents[2].joinpath("support", "console_lists.mjs")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")

@@ -10,8 +10,8 @@ import pytest
 from asyncgate.commands.main import main
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA
 from asyncgate.parts.model.wire_workers import CauseName, Evidence, WorkerFact
-from tests.console.conftest import OpenConsole
-from tests.console.test_page_logic import run
+from tests.extras.console.conftest import OpenConsole
+from tests.extras.console.test_page_logic import run
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Live
-from tests.console.conftest import OPEN, OpenConsole
+from tests.extras.console.conftest import OPEN, OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled

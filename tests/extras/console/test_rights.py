@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import TOKEN
-from tests.console.conftest import OpenConsole
+from tests.extras.console.conftest import OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import VIEWS, Console
 from tests.support.filled_gate import FOREIGN, OTHER_TENANT, Filled

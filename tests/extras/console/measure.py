@@ -1,4 +1,4 @@
-"""Measure the console under load: `python -m tests.console.measure`, with 100,000 tasks and 1,000 events a second.
+"""Measure the console with 100,000 tasks and 1,000 events a second: `python -m tests.extras.console.measure`.
 
 It prints for each view how long its frames took, how soon it was there, and what it asked of the gate.
 Nothing is judged here: a busy machine is slow.
@@ -108,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    reader = argparse.ArgumentParser(prog=f"python -m tests.console.{Path(__file__).stem}", description=__doc__)
+    reader = argparse.ArgumentParser(prog=f"python -m tests.extras.console.{Path(__file__).stem}", description=__doc__)
     reader.add_argument("views", nargs="*", default=list(VIEWS))
     reader.add_argument("--tasks", type=int, default=100_000)
     reader.add_argument("--rate", type=int, default=1000, help="events a second")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
-from asyncgate.parts.faces.console.calls import describe_console, make_calls
+from asyncgate.extras.console.calls import describe_console, make_calls
 from asyncgate.parts.model import connection, errors
 from asyncgate.parts.model.console import CONSOLE
 from asyncgate.parts.model.content import encode_json
@@ -37,7 +37,7 @@ def make_routes(gate: Serving) -> list[Route]:
     """Return the routes of the console, or, if it is off, the routes that say how to turn it on."""
     if not gate.settings.console.enabled:
         return [Route(path, Off(gate)) for path in (CONSOLE, f"{CONSOLE}/{{name:path}}")]
-    pages = Files(gate, files("asyncgate.parts.faces.console").joinpath("page"))
+    pages = Files(gate, files("asyncgate.extras.console").joinpath("page"))
     calls = [Route(path, call) for path, call in make_calls(gate).items()]
     return [Route(CONSOLE, Redirect(gate)), Route(f"{CONSOLE}/about", About(gate)), *calls,
             Route(f"{CONSOLE}/{{name:path}}", pages)]

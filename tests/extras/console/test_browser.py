@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.console.conftest import Show
+from tests.extras.console.conftest import Show
 from tests.support.chromium import Chromium
 from tests.support.elsewhere import Elsewhere
 from tests.support.filled_gate import Filled

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.console.conftest import OpenConsole, Show
+from tests.extras.console.conftest import OpenConsole, Show
 from tests.support.chromium import REBOUND, Chromium, Screen
 from tests.support.elsewhere import Elsewhere
 from tests.support.filled_gate import Filled
