@@ -2,7 +2,7 @@
 
 A request is read, authenticated and checked here, exactly as in REST, before the SDK sees it.  The arguments of a
 tool call never pass through the SDK: they are cut out of the message and decoded by the operation's own reader, so
-that every façade stores a payload byte for byte.  Requests of JSON-RPC peers, which are no MCP clients, are answered
+that every façade stores a payload byte for byte.  Requests of JSON-RPC peers, which are not MCP clients, are answered
 in their dialect (`_bare`).
 
 Imported on the first request for /mcp: the SDK costs 0.6 s and 40 MB.
