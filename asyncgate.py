@@ -220,7 +220,7 @@ class Contract(Struct, frozen=True):
     sender: Literal["owner", "worker", "caller", "asyncgate"]
     to: Literal["owner", "asyncgate", "target"]
     answers: Literal["nothing", "duty", "accepted", "given"]
-    once: bool = False      # H.3: one per task, sender and lease; other types are told apart by parents and mark too
+    once: bool = False      # H.3: one per task, sender and lease; for other types parents and discriminator count too
 
 
 ASSIGNED = Contract("task.assigned", "owner", "owner", "nothing")
@@ -270,10 +270,10 @@ R = TypeVar("R", bound=Struct)
 
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
-                mark: str) -> str:
-    """Identify a logical receipt, so that repeating it is a no-op (H.3; other types add parents and mark)."""
-    told_apart = (mark,) if contract.once else (parents, mark)
-    return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
+                discriminator: str) -> str:
+    """Identify a logical receipt, so that repeating it is a no-op (H.3; other types add parents and discriminator)."""
+    more = (discriminator,) if contract.once else (parents, discriminator)
+    return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, more)
 
 
 def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
@@ -688,20 +688,20 @@ class Work:
     @contextlib.contextmanager
     def undo_on_error(self) -> Iterator[None]:
         """Undo every change made inside if the block fails."""
-        mark = self.mark()
+        savepoint = self.savepoint()
         try:
             yield
         except BaseException:
-            self.take_back(mark)
+            self.take_back(savepoint)
             raise
 
-    def mark(self) -> int:
+    def savepoint(self) -> int:
         """Return where the journal stands."""
         return len(self._undo)
 
-    def take_back(self, mark: int) -> None:
+    def take_back(self, savepoint: int) -> None:
         """Undo what was changed since the journal stood there."""
-        while len(self._undo) > mark:
+        while len(self._undo) > savepoint:
             table, key, old = self._undo.pop()
             table.pop(key, None) if old is UNSET else table.__setitem__(key, old)
 
@@ -1073,8 +1073,8 @@ class Engine:
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
-            told = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
-            task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
+            terms = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
+            task = replace(task, fingerprint=sha256(terms, task.principal_ai, task.priority, task.max_attempts,
                                                     task.retry_backoff_seconds, task.max_expiries, delay))
         return task, needed, {**contract, **session}
 
@@ -1095,7 +1095,7 @@ class Engine:
 
     def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
-        mark = work.mark()
+        savepoint = work.savepoint()
         try:
             if isinstance(item, Unreadable):
                 raise item.problem
@@ -1106,7 +1106,7 @@ class Engine:
                 self.check_tenant(caller, item.tenant_id)
             return run(item)
         except Exception as wrong:      # a bug in one item must spare the others too
-            work.take_back(mark)
+            work.take_back(savepoint)
             return refuse_item(item, wrong if isinstance(wrong, GateError) else log_fault(type(item).__name__, wrong))
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
@@ -1200,11 +1200,11 @@ class Engine:
             owner = self._require_self(caller, owner)
         since, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
         narrow = (ask.held, ask.type_prefix, ask.summary_prefix)
-        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
-        end = self.open_cursor(caller, ask.cursor, *mark) or end
+        limit, filters = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
+        end = self.open_cursor(caller, ask.cursor, *filters) or end
         query = TaskFilter(owner, ask.status, ask.type, end, limit + 1, since, *narrow)
         rows, shown = await self._read_tasks(caller.tenant_id, query)
-        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], shown, ask.cursor, *mark)
+        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], shown, ask.cursor, *filters)
         return Tasks([show_task(caller.tenant_id, *row) for row in rows[:shown]], *ends)
 
     async def _read_tasks(self, tenant_id: str, query: TaskFilter) -> tuple[list[Row], int]:
@@ -1235,18 +1235,21 @@ class Engine:
     async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._read_task(caller, ask.task_id)
-        tenant, limit, mark = caller.tenant_id, self.limit_page(ask.limit), ("history", ask.task_id)
-        place = self.open_cursor(caller, ask.cursor, *mark) or ""
-        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
-        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
+        tenant, limit, filters = caller.tenant_id, self.limit_page(ask.limit), ("history", ask.task_id)
+        place = self.open_cursor(caller, ask.cursor, *filters) or ""
+        # A place in each: a receipt may become visible after an event.
+        after_receipt, _, after_event = place.partition(" ")
+        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, after_receipt, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, to_utc(e.created_at), to_raw(e.payload))
-                   for e in await self.backend.page(tenant, EventFilter(ask.task_id, noted or told, limit + 1))]
+                   for e in await self.backend.page(tenant, EventFilter(
+                       ask.task_id, after_event or after_receipt, limit + 1))]
         events.sort(key=lambda event: event.event_id)
         for event in events[:limit]:
-            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
-        cursor = self.seal_cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+            after_event = (after_event or after_receipt) if event.receipt else event.event_id
+            after_receipt = event.event_id if event.receipt else after_receipt
+        cursor = self.seal_cursor(caller, f"{after_receipt} {after_event}", *filters) if events else ask.cursor
         return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
@@ -1422,7 +1425,7 @@ class Engine:
         task = work.move_task(task, EXPIRE, next_eligible_at=None, started_at=None,
                               held=first_answer(self.on.why_hold, work, task))
         body = self._describe_expiry(task, lease, "released")
-        self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, mark="released")
+        self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
         self._tell_hold(work, task, lease)
         return Released(True, "queued", True)
 
@@ -1488,14 +1491,14 @@ class Engine:
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
-        told = parse_json(bytes(ask.progress), "progress")
+        progress = parse_json(bytes(ask.progress), "progress")
         task, lease = self.require_lease(work, caller, ask)
         self._start_work(work, task)
         noted = work.set_progress(task, bytes(ask.progress).decode())
         if self.settings.progress_receipts:
             with self.check_optional_receipts(work, task.task_id):
-                self.write_receipt(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence},
-                                   by=lease.worker, lease=lease, mark=str(noted.sequence))
+                self.write_receipt(work, PROGRESSED, task, {"progress": progress, "sequence": noted.sequence},
+                                   by=lease.worker, lease=lease, discriminator=str(noted.sequence))
         return Ok(True, "running")
 
     def complete(self, work: Work, caller: Caller, ask: Complete, receipt_id: str | None = None) -> Ok:
@@ -1522,7 +1525,7 @@ class Engine:
         if located:
             work.close_obligation(task.duty, task.owner)
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
-                                   parents=(task.duty,) if located else (), mark="located" if located else "",
+                                   parents=(task.duty,) if located else (), discriminator="located" if located else "",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})     # None is not told
         if not located:     # PH.3.3: the success stands, but it discharges nothing
@@ -1573,7 +1576,7 @@ class Engine:
         where = located.get("artifacts")
         task = work.change_task(task, artifacts=to_canonical(where).decode() if where else None)
         task = self._discharge_duty(work, task)
-        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located",
+        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, discriminator="located",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, located)
 
@@ -1673,8 +1676,8 @@ class Engine:
 
     def _has_accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
-        told = self._list_under_lease(work, ask)
-        return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in told)
+        receipts = self._list_under_lease(work, ask)
+        return any(row.receipt_type == ACCEPTED.type and row.sender.same(worker) for row in receipts)
 
     def _list_under_lease(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
         return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
@@ -1704,11 +1707,11 @@ class Engine:
         """Tell the owner that the task has come to its end."""
         self.write_receipt(work, RESULT_READY, task, {"status": task.status, **news}, parents=(ended.receipt_id,))
 
-    def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
+    def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, discriminator: str = "",
                        recommended_action: str, **details: Any) -> None:
         """Tell the owner that something looks wrong (H.7); this changes nothing, and each cause is told once."""
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
-        self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
+        self.write_receipt(work, ANOMALY, task, body, lease=lease, discriminator=f"{kind} {discriminator}")
 
     def _report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         for report_loss in self.on.report_loss:
@@ -1717,7 +1720,8 @@ class Engine:
     def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
                       by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
                       lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
-                      parents: tuple[str, ...] | None = None, mark: str = "", receipt_id: str | None = None) -> Receipt:
+                      parents: tuple[str, ...] | None = None, discriminator: str = "",
+                      receipt_id: str | None = None) -> Receipt:
         """Write the receipt that a contract describes; an adopted receipt keeps the id that is given."""
         owner = task.owner if task else to
         ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
@@ -1736,7 +1740,7 @@ class Engine:
         text = to_canonical(said)
         self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
-        key = receipt_key(contract, task_id, sender, lease_id, parents, mark)
+        key = receipt_key(contract, task_id, sender, lease_id, parents, discriminator)
         return work.add_receipt(Receipt(
             receipt_id or work.new_id(key), key, contract.type, work.now, sender.kind, sender.id, to.kind, to.id,
             task_id, lease_id, schedule_id, self.instance,
@@ -1768,13 +1772,13 @@ class Engine:
         if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
             raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
         to = await self.choose_inbox(caller, ask)
-        mark = ("receipts", to, ask.task_id, ask.receipt_type)
-        after = await self._open_since(caller, ask.since_receipt_id or ask.cursor, *mark)
+        filters = ("receipts", to, ask.task_id, ask.receipt_type)
+        after = await self._open_since(caller, ask.since_receipt_id or ask.cursor, *filters)
         limit = self.limit_page(ask.limit)
         query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + (not ask.newest), ask.newest)
         rows = await self.backend.page(caller.tenant_id, query)
         given = ask.since_receipt_id or ask.cursor
-        ends = self.seal_cursors(caller, [row.receipt_id for row in rows], limit, given, *mark)
+        ends = self.seal_cursors(caller, [row.receipt_id for row in rows], limit, given, *filters)
         return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def choose_inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
@@ -1955,11 +1959,11 @@ class Engine:
         """Tell the owner of a task that is on hold."""
         if task.held:
             work.add_event(task.task_id, "task.held", held=task.held, expiries=task.expiries)
-            told = progress.progress.encode() if (progress := work.progress.get(task.task_id)) else b"null"
+            text = progress.progress.encode() if (progress := work.progress.get(task.task_id)) else b"null"
             # A receipt that is too large is refused, and the lease could never be taken back.  Numbers may get four
             # times as long: 1e15 is told as 1000000000000000.0.
             most = min(self.settings.inline_result_bytes, self.settings.receipts.max_body_size_bytes // 4)
-            last = self._enclose_json("last_progress", decode_json(told), told, task.task_id, most)
+            last = self._enclose_json("last_progress", decode_json(text), text, task.task_id, most)
             self._write_anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
                                 workers=sorted(set(decode_json(task.lost_to))), held=task.held,
                                 **(last or {"last_progress": None}),
@@ -2084,11 +2088,11 @@ class Job:
         """Run the operation; if it fails, leave `work` as if it had never been asked."""
         if self.answer.cancelled():
             return  # the client has gone: what nobody waits for is not started
-        mark = work.mark()
+        savepoint = work.savepoint()
         try:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
         except Exception as problem:     # a bug in one operation must spare the others too
-            work.take_back(mark)
+            work.take_back(savepoint)
             self.error = problem if isinstance(problem, GateError) else log_fault(type(self.ask).__name__, problem)
 
     def settle(self, error: Exception | None = None) -> None:

@@ -236,7 +236,7 @@ class Eraser:
         gate, body = self.engine.gate, {"reason": WHY}
         contract = CANCELED if CANCELED.type in ends else UNSCHEDULED
         self.engine.write_receipt(work, contract, None, body, by=gate, to=opened.to, task_id=opened.task_id,
-                                  schedule_id=opened.schedule_id, parents=(opened.receipt_id,), mark=WHY)
+                                  schedule_id=opened.schedule_id, parents=(opened.receipt_id,), discriminator=WHY)
         work.close_obligation(opened.receipt_id, opened.to)
         task = work.tasks.get(opened.task_id)
         if task is not None and task.duty == opened.receipt_id and task.owed:

@@ -86,7 +86,7 @@ def tell_admins(engine: Engine, work: Work, whom: list[wire.Principal], kind: st
     body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
     for admin in whom:      # each with a mark of its own: receipts with equal marks are one receipt
         mark = f"{kind} {work.new_id()}" if once is None else mark_once(kind, once, admin)
-        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
+        engine.write_receipt(work, ANOMALY, None, body, to=admin, discriminator=mark)
 
 
 def mark_once(kind: str, once: str, admin: wire.Principal) -> str:

@@ -225,7 +225,7 @@ def report(engine: Engine, statement: Filed, reason: str, work: Work) -> None:
         body = {"kind": "ledger_receipt_rejected", "recommended_action": "Check what that worker does.",
                 "details": {"receipt_id": statement.receipt_id, "receipt_type": statement.receipt_type,
                             "reason": reason, "status": task.status}}
-        engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {statement.receipt_id}")
+        engine.write_receipt(work, ANOMALY, task, body, discriminator=f"ledger_receipt_rejected {statement.receipt_id}")
 
 
 def write_anomaly(engine: Engine, work: Work, receipt: stored.Receipt | None, kind: str, mark: str, advice: str,
@@ -234,4 +234,5 @@ def write_anomaly(engine: Engine, work: Work, receipt: stored.Receipt | None, ki
     task = work.tasks.get(receipt.task_id) if receipt else None
     nobody = wire.Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
     body = {"kind": kind, "details": details, "recommended_action": advice}
-    engine.write_receipt(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")
+    engine.write_receipt(work, ANOMALY, task, body, to=receipt.to if receipt else nobody,
+                         discriminator=f"{kind} {mark}")

@@ -95,7 +95,7 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt, 
     with engine.check_optional_receipts(work, task.task_id):
         receipt = engine.write_receipt(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
                                        schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
-                                       mark=ask.schedule_id)
+                                       discriminator=ask.schedule_id)
     work.keep_record(stored.Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id,
                                      receipt.receipt_id))
     return receipt.receipt_id
@@ -119,7 +119,8 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt
     # A discharging receipt of the creation's own task is accepted whatever the limits (21.6.3): there is only one.
     with engine.check_optional_receipts(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
         receipt = engine.write_receipt(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
-                                       task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
+                                       task_id=task_id, schedule_id=created.schedule_id,
+                                       discriminator=created.schedule_id)
     work.close_obligation(created.receipt_id, created.to)
     if (known := work.find_record(stored.Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
         work.drop_record(stored.Schedule, created.schedule_id)

@@ -36,7 +36,7 @@ class Escalation(Extension):
             "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
             "expected_outcome_kind": terms.expected_outcome_kind,
             "expected_artifact_mime": terms.expected_artifact_mime}
-        self.engine.write_receipt(work, ESCALATED, task, body, to=to, lease=lease, mark=reason)
+        self.engine.write_receipt(work, ESCALATED, task, body, to=to, lease=lease, discriminator=reason)
 
 
 def class_of(settings: Settings, task: stored.Task, reason: str) -> int:

@@ -92,7 +92,8 @@ def tell_if_late(engine: Engine, work: Work, schedule: stored.Schedule) -> None:
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
                         "interval_seconds": schedule.interval_seconds}}
     engine.write_receipt(work, ANOMALY, None, body, to=wire.Principal(schedule.owner_kind, schedule.owner_id),
-                         schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
+                         schedule_id=schedule.schedule_id, parents=(schedule.created,),
+                         discriminator=f"schedule_late {due}")
     work.keep_record(replace(schedule, late_at=None))
 
 

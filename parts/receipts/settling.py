@@ -275,4 +275,4 @@ def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str) -
     if (task := work.tasks.get(task_id)) is not None:
         body = {"kind": OVERTAKEN, "details": {"receipt_id": receipt_id, "status": task.status},
                 "recommended_action": "Nothing: it did not count.  The end that counts has a task.result_ready."}
-        engine.write_receipt(work, ANOMALY, task, body, mark=f"{OVERTAKEN} {receipt_id}")
+        engine.write_receipt(work, ANOMALY, task, body, discriminator=f"{OVERTAKEN} {receipt_id}")

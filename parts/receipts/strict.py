@@ -108,7 +108,7 @@ class Draft(Struct):
         A database that loses a race or its connection decides more than once in one transaction.  So the result is
         compared with what the ledger has stored, not with the last result.
         """
-        mark, real = work.mark(), (work.ids, work.now)
+        savepoint, real = work.savepoint(), (work.ids, work.now)
         for task_id in self.leased if not work.ready else ():
             if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
                 work.ready[task.lane].append(task_id)
@@ -126,7 +126,7 @@ class Draft(Struct):
         if self.kept:
             self._forget_rows(work)
         else:
-            self._roll_back(work, mark, *real)
+            self._roll_back(work, savepoint, *real)
 
     def _take_over(self, work: Work) -> set[str]:
         """Give receipts that an earlier call has offered the bytes that they had; return which these are."""
@@ -154,12 +154,12 @@ class Draft(Struct):
             del work.posted[row.receipt_id]
             work.drop_record(stored.Outgoing, row.receipt_id)
 
-    def _roll_back(self, work: Work, mark: int, ids: Ids, now: float) -> None:
+    def _roll_back(self, work: Work, savepoint: int, ids: Ids, now: float) -> None:
         """Take the changes back, and keep only what is to be offered."""
         self.now = work.now
         self.leased = [one.task_id for one in work.written.values() if one.receipt_type == ACCEPTED.type]
         rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
-        work.take_back(mark)
+        work.take_back(savepoint)
         work.replay(ids, now)
         for row in rows:
             work.keep_record(row)

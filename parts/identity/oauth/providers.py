@@ -76,7 +76,7 @@ def make_providers(settings: Settings, issuer: str) -> dict[str, Provider]:
     return found
 
 
-class Caller:
+class ProviderHttp:
     """What both kinds of provider share: their settings, and calls that are guarded."""
 
     def __init__(self, said: IdentityProvider, settings: Settings, callback: str, *,
@@ -169,7 +169,7 @@ class IdToken(Struct, frozen=True):
     azp: str | None = None
 
 
-class OpenId(Caller):
+class OpenId(ProviderHttp):
     """A provider that speaks OpenID Connect."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -336,7 +336,7 @@ class GitHubEmail(Struct, frozen=True):
     verified: bool = False
 
 
-class GitHub(Caller):
+class GitHub(ProviderHttp):
     """GitHub, or a GitHub Enterprise Server, whose URL is then the discovery_url."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
