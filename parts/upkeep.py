@@ -268,7 +268,7 @@ def oauth_duties(engine: Engine) -> dict[str, Duty]:
         from asyncgate.parts.identity.oauth.pruning import SessionPruner
         from asyncgate.parts.identity.oauth.registration import ClientPruner
         found["sessions"] = Duty(3600.0, SessionPruner(engine).run)
-        found["programs"] = Duty(3600.0, ClientPruner(engine).run)
+        found["clients"] = Duty(3600.0, ClientPruner(engine).run)
     return found
 
 

@@ -147,12 +147,12 @@ class WebhookNotFound(GateError):
 
 
 class ClientNotFound(GateError):
-    """No such program (OAuth client) that this caller administers."""
+    """No such OAuth client that this caller administers."""
     code, status = "client_not_found", 404
 
 
 class SessionNotFound(GateError):
-    """No such session of a person with a program, among those that the caller may see."""
+    """No such session of a person with a client, among those that the caller may see."""
     code, status = "session_not_found", 404
 
 

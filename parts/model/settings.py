@@ -204,9 +204,9 @@ class AdmissionRule(Group, frozen=True):
     scopes: Annotated[Texts, says("The scopes that the person may grant; empty is those of the role")] = ()
 
 class OAuth(Group, frozen=True):
-    """The authorization server: whether it is on, who may sign in, and which programs may ask."""
+    """The authorization server: whether it is on, who may sign in, and which clients may ask."""
 
-    enabled: Annotated[bool, says("Whether the gate issues access tokens to programs that people allow in")] = False
+    enabled: Annotated[bool, says("Whether the gate issues access tokens to clients that people allow in")] = False
     providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers through which people sign in")] = ()
     admit: Annotated[tuple[AdmissionRule, ...], says("Who may sign in without an invitation, and as whom")] = ()
     open_invitations: Annotated[Quota, says(
@@ -216,11 +216,11 @@ class OAuth(Group, frozen=True):
     open_login_links: Annotated[Quota, says(
         "Unused sign-in links that a tenant may have at once; -1 is unlimited")] = 100
     login_links: Annotated[bool, says("Whether one-time links that an admin makes sign people in")] = True
-    client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
-    dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False
+    client_documents: Annotated[bool, says("Whether a client may be named by the URL of its metadata")] = True
+    dynamic_registration: Annotated[bool, says("Whether clients may register themselves (RFC 7591)")] = False
     session_retention_days: Annotated[Days, says("Days that ended sessions and used sign-in links are kept")] = 7
     client_retention_days: Annotated[Days, says(
-        "Days that a program is kept that came by itself and that nobody has signed in with")] = 7
+        "Days that a client is kept that came by itself and that nobody has signed in with")] = 7
     refresh_grace_seconds: Annotated[float, span(0, 300, "a number"), says(
         "Seconds a used refresh token still returns its successor; 0 is never")] = 30.0
 

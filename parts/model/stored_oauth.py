@@ -1,6 +1,6 @@
-"""The rows of the authorization server: who may sign in, which programs may ask, what was granted, what was revoked.
+"""The rows of the authorization server: who may sign in, which clients may ask, what was granted, what was revoked.
 
-They stand in the default tenant, the operator's: a program, a person and a session are known to the gate before it
+They stand in the default tenant, the operator's: a client, a person and a session are known to the gate before it
 knows their tenant.  The tenant that a session is for is a field.
 """
 
@@ -29,12 +29,12 @@ ClientAuth = Literal["none", "client_secret_basic", "client_secret_post", "priva
 RevocationKind = Literal["token", "session", "client", "user", "principal", "console"]
 
 
-@stored("oauth_clients", "programs that may ask people for access",
+@stored("oauth_clients", "clients that may ask people for access",
         "until an admin removes it; one that came by itself `security.oauth.client_retention_days` if nobody signs in "
         "with it, and 100 days after the last sign-in",
         "that admin, or upkeep, hourly", of_operator=True, rowid=True)
 class OAuthClient(Struct, frozen=True):
-    """A program that may ask people for access."""
+    """A client that may ask people for access."""
 
     client_id: IdText                   # a UUID, or the URL of its metadata document
     origin: Literal["registered", "dynamic", "document"]  # by an admin, by itself (RFC 7591), by its document
@@ -86,27 +86,27 @@ class User(Struct, frozen=True):
         return wire.Principal(self.principal_kind, self.principal_id)
 
 
-@stored("oauth_consents", "what people let programs do",
+@stored("oauth_consents", "what people let clients do",
         "until it is withdrawn; `security.oauth.session_retention_days`, or as long as its last session is kept",
         "the person, an admin, or upkeep, hourly", key="user_id client_id", of_operator=True, rowid=True)
 class Consent(Struct, frozen=True):
-    """What a person lets a program do."""
+    """What a person lets a client do."""
 
     user_id: Person[IdText]             # the person
-    client_id: IdText                   # the program
+    client_id: IdText                   # the client
     scopes: Plain[Json]                 # JSON array
-    redirect_uri: Content[str]          # where the program got its answer; another place needs consent again
+    redirect_uri: Content[str]          # where the client got its answer; another place needs consent again
     given_at: float                     # when
 
 
-@stored("oauth_grants", "sessions of people with programs", "`security.oauth.session_retention_days` after its end",
+@stored("oauth_grants", "sessions of people with clients", "`security.oauth.session_retention_days` after its end",
         HOURLY, of_operator=True, rowid=True)
 class Grant(Struct, frozen=True):
-    """A session of a person with a program: its authorization code, then its family of refresh tokens."""
+    """A session of a person with a client: its authorization code, then its family of refresh tokens."""
 
     grant_id: IdText                    # the sid of its access tokens
     user_id: Person[IdText]             # the person
-    client_id: IdText                   # the program
+    client_id: IdText                   # the client
     tenant: Plain[str]                  # that its access tokens are for
     principal_kind: Actor[wire.Kind]    # its access tokens are this principal's
     principal_id: Actor[str]            # its id

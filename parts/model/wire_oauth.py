@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from asyncgate.parts.model import errors, examples, stored_oauth, wire, wire_admin
 
-# Programs.
+# Clients.
 
 ClientId = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[!-~]+$(?!\\n)")]
 RedirectUris = Annotated[list[Annotated[str, Meta(max_length=2048)]], Meta(min_length=1, max_length=20)]
@@ -19,7 +19,7 @@ TokenText = Annotated[str, Meta(min_length=1, max_length=8192)]
 
 
 class RegisterClient(wire.Ask, kw_only=True):
-    """Register a program."""
+    """Register a client."""
 
     example = ({"client_name": "My Agent", "redirect_uris": ["https://myapp.com/oauth/callback"], "scopes": [
         "tasks:read", "tasks:write", "receipts:read"]}, {"client_id": examples.CLIENT_ID, "client": examples.CLIENT})
@@ -36,20 +36,20 @@ class RegisterClient(wire.Ask, kw_only=True):
     scopes: Annotated[wire_admin.Scopes | None, wire.says("the most it may get; default any")] = None
     trusted: Annotated[bool, wire.says("whether people are not asked for consent")] = False
     access_days: Annotated[AccessDays | None, wire.says("life of its access tokens; default by the settings")] = None
-    with_secret: Annotated[bool, wire.says("for a program on a server: make a secret, shown once")] = False
+    with_secret: Annotated[bool, wire.says("for a client on a server: make a secret, shown once")] = False
 
 
 class ListClients(wire.PageAsk, kw_only=True):
-    """List programs."""
+    """List clients."""
 
     example = ({"limit": 20}, {"clients": [examples.CLIENT]})
     refusals = (errors.TenantNotFound,)
     tenant: Annotated[wire.Name | None,
-                      wire.says("only programs for this tenant; the operator's default is all")] = None
+                      wire.says("only clients for this tenant; the operator's default is all")] = None
 
 
 class ClientAsk(wire.Ask, kw_only=True):
-    """A request about one program."""
+    """A request about one client."""
 
     needed: ClassVar[tuple[str, ...]] = ("client_id",)
     refusals = (errors.ClientNotFound,)
@@ -57,7 +57,7 @@ class ClientAsk(wire.Ask, kw_only=True):
 
 
 class ChangeClient(ClientAsk, kw_only=True):
-    """Change a program."""
+    """Change a client."""
 
     example = ({"client_id": examples.CLIENT_ID, "disabled": True, "reason": "its maker is gone"},
                {"client_id": examples.CLIENT_ID, "client": {**examples.CLIENT, "disabled_at": examples.LATER}})
@@ -74,14 +74,14 @@ class ChangeClient(ClientAsk, kw_only=True):
 
 
 class RemoveClient(ClientAsk, kw_only=True):
-    """Remove a program."""
+    """Remove a client."""
 
     example = ({"client_id": examples.CLIENT_ID, "reason": "replaced"}, {"ok": True})
     reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class ClientRecord(Struct, omit_defaults=True):
-    """A program, without its secret."""
+    """A client, without its secret."""
 
     client_id: str
     origin: str                         # registered, dynamic or document
@@ -101,7 +101,7 @@ class ClientRecord(Struct, omit_defaults=True):
 
 
 class RegisteredClient(Struct, omit_defaults=True):
-    """A program; a new secret is shown only now and stored nowhere."""
+    """A client; a new secret is shown only now and stored nowhere."""
 
     client_id: str
     client: ClientRecord
@@ -109,7 +109,7 @@ class RegisteredClient(Struct, omit_defaults=True):
 
 
 class Clients(Struct):
-    """A page of programs."""
+    """A page of clients."""
 
     columns = "client_id client_name origin auth_method trusted disabled_at last_used_at"
     clients: list[ClientRecord]
@@ -312,7 +312,7 @@ class SignOutEverywhere(wire.Ask, kw_only=True):
 
 
 class ListConsents(wire.PageAsk, kw_only=True):
-    """List what people let programs do."""
+    """List what people let clients do."""
 
     example = ({"limit": 20}, {"consents": [{
         "user_id": examples.USER_ID, "client_id": examples.CLIENT_ID, "scopes": ["tasks:read"],
@@ -332,7 +332,7 @@ class WithdrawConsent(wire.Ask, kw_only=True):
 
 
 class SessionRecord(Struct, omit_defaults=True):
-    """A session of a person with a program."""
+    """A session of a person with a client."""
 
     session_id: str                     # the sid of its access tokens
     user_id: str
@@ -368,7 +368,7 @@ class SignedOut(Struct):
 
 
 class ConsentRecord(Struct, omit_defaults=True):
-    """What a person lets a program do."""
+    """What a person lets a client do."""
 
     user_id: str
     client_id: str

@@ -1,13 +1,13 @@
-"""The authorization server: people sign in, allow a program in, and the program gets access tokens (spec 21.2.1).
+"""The authorization server: people sign in, allow a client in, and the client gets access tokens (spec 21.2.1).
 
-    requests      what a program asks for at /oauth/authorize, and whether it may ask
+    requests      what a client asks for at /oauth/authorize, and whether it may ask
     redirects     which redirect URIs are good, and equal
-    clients       which programs may ask: registered, registered by themselves, named by their metadata document
-    documents     the metadata documents by which programs are named
-    assertions    what programs sign to prove themselves
-    registration  programs that register themselves, and those that nobody uses any more
+    clients       which clients may ask: registered, registered by themselves, named by their metadata document
+    documents     the metadata documents by which clients are named
+    assertions    what clients sign to prove themselves
+    registration  clients that register themselves, and those that nobody uses any more
     budgets       how often strangers may make the gate work
-    client_admin  operations on programs
+    client_admin  operations on clients
     sign_in       the way of a person: who are you, may you come in, what do you allow
     parked        a sign-in under way, sealed in a cookie of the browser
     providers     identity providers: OpenID Connect, GitHub
@@ -21,7 +21,7 @@
     enterprise    what a company's identity provider says about a person, against an access token
     signing       the keys that sign access tokens
     revocations   which access tokens are refused although they have not expired
-    metadata      the documents from which programs learn all this
+    metadata      the documents from which clients learn all this
     server        joins them; one instance serves a gate
 
 Unless security.oauth.enabled is set, only what administers its rows is imported, and what refuses revoked tokens.

@@ -173,7 +173,7 @@ def describe_rule(rule: AdmissionRule) -> str:
 
 
 async def check_tenant(server: AuthorizationServer, user: stored_oauth.User, client: stored_oauth.OAuthClient) -> str:
-    """Return the name of a user's tenant; raises SignInRefused if nobody of it may use the program."""
+    """Return the name of a user's tenant; raises SignInRefused if nobody of it may use the client."""
     home = server.settings.default_tenant_id
     account = await server.engine.backend.record(user.tenant, stored.Account)
     if account is None and user.tenant != home:
@@ -181,13 +181,13 @@ async def check_tenant(server: AuthorizationServer, user: stored_oauth.User, cli
     if account is not None and account.suspended_at is not None:
         raise SignInRefused("Your tenant is suspended. Ask the operator of this gate.", "the tenant is suspended")
     if client.tenant not in (None, user.tenant):
-        raise SignInRefused(f"{client.name} is for people of another tenant.", "the program is for another tenant")
+        raise SignInRefused(f"{client.name} is for people of another tenant.", "the client is for another tenant")
     return account.name if account and account.name else "default" if user.tenant == home else user.tenant
 
 
 def choose_scopes(user: stored_oauth.User, asked: frozenset[str]) -> frozenset[str]:
-    """Return the scopes that a person can grant of those that a program asks for; raises SignInRefused for none."""
+    """Return the scopes that a person can grant of those that a client asks for; raises SignInRefused for none."""
     if not (scopes := asked & user_rows.scopes_of(user)):
-        raise SignInRefused("You have none of the rights that the program asks for. Ask an administrator for a role or "
+        raise SignInRefused("You have none of the rights that the client asks for. Ask an administrator for a role or "
                             "scopes that have them.", "the user has none of the scopes", "invalid_scope")
     return scopes

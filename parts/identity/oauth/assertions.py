@@ -1,4 +1,4 @@
-"""private_key_jwt: a program proves itself by what it signs (RFC 7523 2.2, 3; OpenID Connect Core 9)."""
+"""private_key_jwt: a client proves itself by what it signs (RFC 7523 2.2, 3; OpenID Connect Core 9)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AssertionClaims(Struct, frozen=True):
 
 
 class Assertions:
-    """Checks what programs sign."""
+    """Checks what clients sign."""
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server = server
@@ -50,7 +50,7 @@ class Assertions:
         self.used: Bounded[tuple[str, str], float] = Bounded()      # until when they are remembered
 
     async def find_flaw(self, client: stored_oauth.OAuthClient, text: str) -> str | None:
-        """Return why an assertion does not prove that a request is from a program; None if it does."""
+        """Return why an assertion does not prove that a request is from a client; None if it does."""
         try:
             header = read_header(text)
             key = await self._find_key(decode_document((client.document or "{}").encode()), header.get("kid"))

@@ -1,4 +1,4 @@
-"""Administration of the programs that may ask for access (spec 21.8.2).
+"""Administration of the clients that may ask for access (spec 21.8.2).
 
 These operations read and change rows.  They are there while the authorization server is off, too.
 """
@@ -32,7 +32,7 @@ ENCODED_URL = re.compile("https:%2f%2f", re.IGNORECASE)
 
 async def register_client(engine: Engine, caller: Caller,
                           ask: wire_oauth.RegisterClient) -> wire_oauth.RegisteredClient:
-    """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
+    """Register a client that may ask people for access; a client on a server may get a secret, shown only now.
 
     An admin of a tenant registers it for the people of that tenant, the operator for everybody.  A tenant has
     security.oauth.clients_per_tenant at most.  Spec 21.8.2.
@@ -59,7 +59,7 @@ async def register_client(engine: Engine, caller: Caller,
         return new
     most = -1 if tenant is None else engine.settings.security.oauth.clients_per_tenant      # the operator has no limit
     async with admin.take_room(engine, tenant or "", "clients_per_tenant", most, partial(count_clients, engine, tenant),
-                               "programs", "remove_client removes one that is not needed, list_clients shows all"):
+                               "clients", "remove_client removes one that is not needed, list_clients shows all"):
         new = await Directory(engine).change(register,
                                              *([(stored_oauth.OAuthClient, (ask.client_id,))] if ask.client_id else []))
     await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", about_client=new.client_id, **said)
@@ -67,7 +67,7 @@ async def register_client(engine: Engine, caller: Caller,
 
 
 async def list_clients(engine: Engine, caller: Caller, ask: wire_oauth.ListClients) -> wire_oauth.Clients:
-    """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
+    """List the clients that may ask people for access: registered ones, and those that somebody signed in with."""
     tenant = await tenant_of_client(engine, caller, ask.tenant)
     rows, *ends = await admin.read_page(
         engine, caller, ask, ("clients", tenant), Directory(engine).tenant_id, queries.Rows(stored_oauth.OAuthClient),
@@ -76,7 +76,7 @@ async def list_clients(engine: Engine, caller: Caller, ask: wire_oauth.ListClien
 
 
 async def change_client(engine: Engine, caller: Caller, ask: wire_oauth.ChangeClient) -> wire_oauth.RegisteredClient:
-    """Change a program; what is absent stays as it is.
+    """Change a client; what is absent stays as it is.
 
     To disable it ends its sessions and refuses its tokens, within five seconds everywhere; they stay ended.
     """
@@ -110,7 +110,7 @@ async def change_client(engine: Engine, caller: Caller, ask: wire_oauth.ChangeCl
 
 
 async def remove_client(engine: Engine, caller: Caller, ask: wire_oauth.RemoveClient) -> wire.Ok:
-    """Remove a program; that ends its sessions and refuses its tokens, within five seconds everywhere.
+    """Remove a client; that ends its sessions and refuses its tokens, within five seconds everywhere.
 
     One that registered itself may register again; one with a metadata document comes back when it asks again, so
     disable that one instead.
@@ -136,12 +136,12 @@ async def remove_client(engine: Engine, caller: Caller, ask: wire_oauth.RemoveCl
 
 
 async def count_clients(engine: Engine, tenant: str | None) -> int:
-    """Return how many programs are registered for the people of a tenant."""
+    """Return how many clients are registered for the people of a tenant."""
     return len([1 async for client in Directory(engine).read(stored_oauth.OAuthClient) if client.tenant == tenant])
 
 
 async def require_client(engine: Engine, caller: Caller, client_id: str) -> stored_oauth.OAuthClient:
-    """Return a program that the caller administers; raises ClientNotFound."""
+    """Return a client that the caller administers; raises ClientNotFound."""
     tenant = await tenant_of_client(engine, caller, None)
     if ENCODED_URL.match(client_id):        # from a path, whose encoded slashes the front does not decode
         client_id = re.sub("%2f", "/", client_id, flags=re.IGNORECASE)
@@ -152,8 +152,8 @@ async def require_client(engine: Engine, caller: Caller, client_id: str) -> stor
 
 
 def not_known(client_id: str) -> errors.ClientNotFound:
-    """Return the refusal of an unknown program."""
-    return errors.ClientNotFound(f"no program {client_id}; list_clients shows all")
+    """Return the refusal of an unknown client."""
+    return errors.ClientNotFound(f"no client {client_id}; list_clients shows all")
 
 
 def check_redirects_and_scopes(redirect_uris: list[str] | None, scopes: frozenset[str] | None) -> None:
@@ -165,7 +165,7 @@ def check_redirects_and_scopes(redirect_uris: list[str] | None, scopes: frozense
 
 
 def check_document_url(engine: Engine, caller: Caller, ask: wire_oauth.RegisterClient) -> None:
-    """Refuse to pin anything but the URL of a document, which programs of all tenants have as their id."""
+    """Refuse to pin anything but the URL of a document, which clients of all tenants have as their id."""
     if ask.client_id is None:
         return
     if not admin.operates(engine, caller):
@@ -173,12 +173,12 @@ def check_document_url(engine: Engine, caller: Caller, ask: wire_oauth.RegisterC
     if why := find_document_url_flaw(ask.client_id):
         raise errors.InvalidRequest(f"client_id {why}; leave it out, and the gate makes one")
     if ask.with_secret:
-        raise errors.InvalidRequest("a program with a metadata document has no secret: its document is public")
+        raise errors.InvalidRequest("a client with a metadata document has no secret: its document is public")
 
 
 def apply_changes(old: stored_oauth.OAuthClient, ask: wire_oauth.ChangeClient, secret: str | None,
                   now: float) -> stored_oauth.OAuthClient:
-    """Return a program with the changes that were asked for."""
+    """Return a client with the changes that were asked for."""
     pinned = old.pinned if ask.pinned is None else ask.pinned
     if ask.pinned and old.origin != "document":
         raise errors.InvalidRequest(f"{old.client_id} has no metadata document, so there is nothing to pin")
@@ -186,7 +186,7 @@ def apply_changes(old: stored_oauth.OAuthClient, ask: wire_oauth.ChangeClient, s
         raise errors.InvalidRequest(
             "its metadata document says its name and its redirect URIs; to say them here, pin it")
     if old.origin == "document" and secret is not None:
-        raise errors.InvalidRequest("a program with a metadata document has no secret: its document is public")
+        raise errors.InvalidRequest("a client with a metadata document has no secret: its document is public")
     if ask.access_days is not None and 0 < ask.access_days < LEAST_ACCESS_DAYS:
         raise errors.InvalidRequest(f"access_days is {LEAST_ACCESS_DAYS} to 90, or 0 for that of the settings")
     disabled_at = old.disabled_at if ask.disabled is None else (old.disabled_at or now) if ask.disabled else None
@@ -206,12 +206,12 @@ def list_changes(old: stored_oauth.OAuthClient, new: stored_oauth.OAuthClient) -
 
 
 def revoke_client(work: Work, client_id: str, caller: Caller, reason: str | None) -> None:
-    """Refuse all access tokens of a program that were issued before now."""
+    """Refuse all access tokens of a client that were issued before now."""
     revoke(work, "client", client_id, work.now + LONGEST_VALID_SECONDS, str(caller.principal), reason)
 
 
 async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:
-    """End the sessions of a program, in small transactions."""
+    """End the sessions of a client, in small transactions."""
     going = [grant.grant_id for grant in await find_grants(engine, lambda grant: grant.client_id == client_id)]
     for at in range(0, len(going), SESSIONS_AT_ONCE):
         ids = going[at:at + SESSIONS_AT_ONCE]
@@ -224,16 +224,16 @@ async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:
 
 
 def require_right_to_trust(caller: Caller, client: stored_oauth.OAuthClient) -> None:
-    """Refuse a trusted program that could get more than the caller has: people are not asked."""
+    """Refuse a trusted client that could get more than the caller has: people are not asked."""
     most = default_scopes("admin") if client.scopes is None else decode_names(client.scopes)
     if client.trusted and (beyond := most - caller.scopes):
-        raise forbid_giving(caller, beyond, "trust a program that may get it")
+        raise forbid_giving(caller, beyond, "trust a client that may get it")
 
 
 async def tenant_of_client(engine: Engine, caller: Caller, named: str | None) -> str | None:
-    """Return the tenant whose people a program is for; None is everybody, which only the operator may choose."""
+    """Return the tenant whose people a client is for; None is everybody, which only the operator may choose."""
     if caller.capabilities is not None or caller.task_types is not None:
-        raise forbid(caller, "a key that is limited to capabilities or task types cannot administer programs")
+        raise forbid(caller, "a key that is limited to capabilities or task types cannot administer clients")
     if named is None and admin.operates(engine, caller):
         return None
     return await admin.target_tenant(engine, caller, named)
@@ -250,7 +250,7 @@ def encode_list(names: list[str]) -> str:
 
 
 def as_client_record(client: stored_oauth.OAuthClient) -> wire_oauth.ClientRecord:
-    """Show a program without the hash of its secret."""
+    """Show a client without the hash of its secret."""
     return wire_oauth.ClientRecord(
         client.client_id, client.origin, client.name, msgspec.json.decode(client.redirect_uris, type=list[str]),
         client.auth_method, to_utc(client.created_at), client.created_by, to_utc(client.updated_at),

@@ -1,4 +1,4 @@
-"""The programs that may ask for access, and how each proves at the token endpoint that it is itself (RFC 6749 2.3)."""
+"""The clients that may ask for access, and how each proves at the token endpoint that it is itself (RFC 6749 2.3)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"       
 
 
 async def find_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient | None:
-    """Return a program that may ask; None for an unknown or disabled one, or one whose document cannot be read."""
+    """Return a client that may ask; None for an unknown or disabled one, or one whose document cannot be read."""
     try:
         client = await look_up_client(server, client_id)
     except UnusableDocument:
@@ -43,7 +43,7 @@ async def find_client(server: AuthorizationServer, client_id: str) -> stored_oau
 
 
 async def look_up_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient | None:
-    """Return a program, also a disabled one; raises UnusableDocument for a metadata document that cannot be used."""
+    """Return a client, also a disabled one; raises UnusableDocument for a metadata document that cannot be used."""
     if not CLIENT_ID.match(client_id):
         return None
     row = await server.directory.find(stored_oauth.OAuthClient, client_id)
@@ -55,7 +55,7 @@ async def look_up_client(server: AuthorizationServer, client_id: str) -> stored_
 
 
 def note_sign_in(work: Work, client: stored_oauth.OAuthClient) -> bool:
-    """Note that somebody has signed in with a program; return whether it may still be used.
+    """Note that somebody has signed in with a client; return whether it may still be used.
 
     Its key must be loaded: `(OAuthClient, (client.client_id,))`.  Only now a metadata document becomes a row, and so
     does the console.
@@ -69,7 +69,7 @@ def note_sign_in(work: Work, client: stored_oauth.OAuthClient) -> bool:
 
 
 def make_console_client(server: AuthorizationServer, row: stored_oauth.OAuthClient | None) -> stored_oauth.OAuthClient:
-    """Return the gate's own console, a program that nobody has to register; an admin may disable its row.
+    """Return the gate's own console, a client that nobody has to register; an admin may disable its row.
 
     Its person is asked for no consent, so its redirect is compared to the letter: see `read_redirect`.
     """
@@ -86,7 +86,7 @@ def make_console_client(server: AuthorizationServer, row: stored_oauth.OAuthClie
 
 
 class Presented(Struct, frozen=True):
-    """How a request says which program it is from."""
+    """How a request says which client it is from."""
 
     client_id: str
     method: str                 # none, client_secret_basic, client_secret_post or private_key_jwt
@@ -98,7 +98,7 @@ class Presented(Struct, frozen=True):
 
 async def authenticate_client(server: AuthorizationServer, request: Request,
                               form: dict[str, str]) -> stored_oauth.OAuthClient:
-    """Return the program that a request to the token endpoint is from; raises OAuthError.
+    """Return the client that a request to the token endpoint is from; raises OAuthError.
 
     Everything that does not fit is the same refusal for the caller; the audit log has the reason.
     """
@@ -138,7 +138,7 @@ def read_presented(request: Request, form: dict[str, str]) -> Presented:
 
 
 def read_assertion(form: dict[str, str], named: str) -> Presented:
-    """Read what a program has signed; it need not say its client_id besides (RFC 7521 4.2)."""
+    """Read what a client has signed; it need not say its client_id besides (RFC 7521 4.2)."""
     text = form["client_assertion"]
     if form.get("client_assertion_type") != ASSERTION_TYPE:
         raise OAuthError("invalid_client", f"client_assertion_type must be {ASSERTION_TYPE}", 401)
@@ -164,7 +164,7 @@ def read_basic(header: bytes, named: str) -> Presented:
 
 
 def find_mismatch(client: stored_oauth.OAuthClient, shown: Presented) -> str | None:
-    """Return why a request is not from the program that it names, as far as its row says."""
+    """Return why a request is not from the client that it names, as far as its row says."""
     if client.disabled_at is not None:
         return "the client is disabled"
     if not uses_method(client, shown.method):
@@ -175,19 +175,19 @@ def find_mismatch(client: stored_oauth.OAuthClient, shown: Presented) -> str | N
 
 
 def uses_method(client: stored_oauth.OAuthClient, method: str) -> bool:
-    """Whether a program may prove itself in a way; where a secret is carried is up to the program."""
+    """Whether a client may prove itself in a way; where a secret is carried is up to the client."""
     if client.auth_method in SECRET_METHODS:
         return method in SECRET_METHODS
     return method in list_methods(client)
 
 
 def is_its_secret(client: stored_oauth.OAuthClient, secret: str) -> bool:
-    """Whether a secret is the program's, compared in constant time."""
+    """Whether a secret is the client's, compared in constant time."""
     return hmac.compare_digest(hash_client_secret(secret), client.secret_hash or "")
 
 
 def refuse_client(shown: Presented, why: str) -> OAuthError:
-    """Refuse a program: it must register again or be told its id (RFC 6749 5.2)."""
+    """Refuse a client: it must register again or be told its id (RFC 6749 5.2)."""
     headers = [BASIC_CHALLENGE] if shown.method == "client_secret_basic" else []
     return OAuthError("invalid_client", "the client is unknown here, was removed, or did not prove that it is itself; "
                       "register it again", 401, f"{why} ({shown.client_id[:200]})", headers)

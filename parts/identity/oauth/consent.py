@@ -1,4 +1,4 @@
-"""What a person allows: which program may act for whom, with which scopes, and where the answer goes."""
+"""What a person allows: which client may act for whom, with which scopes, and where the answer goes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def find_place(redirect_uri: str) -> str:
 
 
 def is_local(redirect_uri: str) -> bool:
-    """Whether a redirect goes to a program on the person's own machine by HTTP."""
+    """Whether a redirect goes to a client on the person's own machine by HTTP."""
     parts = urlsplit(redirect_uri)
     return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
 
 
 def find_document_host(client: stored_oauth.OAuthClient) -> str | None:
-    """Return the host of a program's metadata document."""
+    """Return the host of a client's metadata document."""
     return urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None
 
 
 def covers(given: stored_oauth.Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
-    """Whether a person has already allowed as much, to a program at the same place."""
+    """Whether a person has already allowed as much, to a client at the same place."""
     return (given is not None and find_place(given.redirect_uri) == find_place(redirect_uri)
             and scopes <= decode_names(given.scopes))
 
@@ -52,7 +52,7 @@ async def is_allowed(server: AuthorizationServer, client: stored_oauth.OAuthClie
 
 
 def can_be_anybody(client: stored_oauth.OAuthClient, redirect_uri: str) -> bool:
-    """Whether any program on the person's machine can send a request in this one's name, and take the answer.
+    """Whether any client on the person's machine can send a request in this one's name, and take the answer.
 
     It has no secret, and its redirect goes to a port or a scheme of that machine (RFC 8252 8.6).
     """

@@ -1,4 +1,4 @@
-"""Programs that are named by the URL of their metadata (OAuth client ID metadata documents).
+"""Clients that are named by the URL of their metadata (OAuth client ID metadata documents).
 
 Anybody can name a URL, so a document costs a stranger nothing and must cost the gate little:
 - It is fetched through the guard of outgoing calls, small, soon, without redirects, and once for all who wait.
@@ -48,11 +48,11 @@ JSON_TYPE = re.compile(r"application/([!-~]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 MAX_AGE = re.compile(r"(?:\A|[\s,])max-age=([0-9]{1,9})(?=[\s,]|\Z)", re.IGNORECASE)
 FORBIDDEN_AGE = re.compile(r"(?:\A|[\s,])no-(?:store|cache)(?=[\s,]|\Z)", re.IGNORECASE)
 SIGNING_ALGORITHMS = ("RS256", "ES256")
-TAKEN_BACK = (404, 410)                       # the program has taken its document back
+TAKEN_BACK = (404, 410)                       # the client has taken its document back
 
 
 class UnusableDocument(Exception):
-    """Why the document of a program cannot be used."""
+    """Why the document of a client cannot be used."""
 
 
 class SourceDown(UnusableDocument):
@@ -60,12 +60,12 @@ class SourceDown(UnusableDocument):
 
 
 class ClientDocument(Struct):
-    """The metadata of a program (RFC 7591 2); members that the gate does not need are ignored."""
+    """The metadata of a client (RFC 7591 2); members that the gate does not need are ignored."""
 
     client_id: str
     redirect_uris: list[str]
     client_name: str = ""
-    token_endpoint_auth_method: str | None = None               # the one that the program prefers
+    token_endpoint_auth_method: str | None = None               # the one that the client prefers
     token_endpoint_auth_methods_supported: list[str] = []       # all that it can do
     token_endpoint_auth_signing_alg: str | None = None
     jwks: dict[str, Any] | None = None
@@ -73,14 +73,14 @@ class ClientDocument(Struct):
     client_secret: Any = None
 
     def methods(self) -> list[str]:
-        """Return how the program can prove itself here, the preferred way first; without a word it need not."""
+        """Return how the client can prove itself here, the preferred way first; without a word it need not."""
         said = dict.fromkeys([self.token_endpoint_auth_method or "none", *self.token_endpoint_auth_methods_supported]
                              if self.token_endpoint_auth_method or not self.token_endpoint_auth_methods_supported
                              else self.token_endpoint_auth_methods_supported)
         return [method for method in said if method == "none" or (method == "private_key_jwt" and self.has_keys())]
 
     def has_keys(self) -> bool:
-        """Whether the gate can check what the program signs."""
+        """Whether the gate can check what the client signs."""
         return self.token_endpoint_auth_signing_alg in (None, *SIGNING_ALGORITHMS) and (
             self.jwks is not None or self.jwks_uri is not None)
 
@@ -105,7 +105,7 @@ class Documents:
         self.http: httpx2.AsyncClient | None = None
 
     async def find(self, client_id: str, row: stored_oauth.OAuthClient | None) -> stored_oauth.OAuthClient | None:
-        """Return the program that a URL names; `row` is what the database has of it.  Raises UnusableDocument."""
+        """Return the client that a URL names; `row` is what the database has of it.  Raises UnusableDocument."""
         if row is not None and (row.pinned or row.disabled_at is not None):
             return row
         if not self.server.oauth.client_documents:
@@ -154,7 +154,7 @@ class Documents:
         address = group_address(current_visitor().get("ip") or "")
         for name, key in (("address", address), ("host", urlsplit(url).hostname or ""), ("gate", "")):
             if not self.rates[name].take(key):
-                raise SourceDown("too many new programs have asked just now; try again in a minute")
+                raise SourceDown("too many new clients have asked just now; try again in a minute")
 
     async def _read(self, url: str) -> Known:
         try:
@@ -206,7 +206,7 @@ def read_lifetime(cache_control: str) -> float:
 
 
 def read_document(url: str, text: bytes, now: float) -> stored_oauth.OAuthClient:
-    """Return the program that a document describes; raises UnusableDocument."""
+    """Return the client that a document describes; raises UnusableDocument."""
     said = decode_document(text)
     if said.client_id != url:
         raise UnusableDocument("it is the document of another client_id")
@@ -239,7 +239,7 @@ def decode_document(text: bytes) -> ClientDocument:
 
 
 def list_methods(client: stored_oauth.OAuthClient) -> list[str]:
-    """Return how a program may prove itself at the token endpoint."""
+    """Return how a client may prove itself at the token endpoint."""
     if client.document is None:
         return [client.auth_method]
     return decode_document(client.document.encode()).methods()

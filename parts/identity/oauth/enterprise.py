@@ -1,9 +1,9 @@
 """Enterprise-managed authorization: an identity provider vouches for a person, and nobody is asked in a browser.
 
-A program sends what the provider of its company has signed about its user, an identity assertion (ID-JAG, RFC 7523 2.1
+A client sends what the provider of its company has signed about its user, an identity assertion (ID-JAG, RFC 7523 2.1
 and draft-ietf-oauth-identity-assertion-authz-grant).  Only providers that the operator has marked as
 `enterprise_managed` are believed.  Who may come in, and as whom, is decided as for everybody else.  The session that
-begins has no refresh token: for another access token the program brings another assertion.
+begins has no refresh token: for another access token the client brings another assertion.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_vouching_on(server: AuthorizationServer) -> bool:
 
 
 def refuse_assertion(because: str) -> OAuthError:
-    """Refuse an assertion; the program is not told why."""
+    """Refuse an assertion; the client is not told why."""
     return OAuthError("invalid_grant", "the assertion is unknown, used or expired, or it is not for this client_id and "
                       "this server; get a new one from the identity provider", because=because)
 
@@ -78,7 +78,7 @@ async def begin_vouched_session(server: AuthorizationServer, client: stored_oaut
     One transaction: of two uses of one assertion only one succeeds.
     """
     if client.auth_method == "none":    # whoever finds an assertion could use it
-        raise OAuthError("unauthorized_client", "a program needs a secret or a key to use this grant")
+        raise OAuthError("unauthorized_client", "a client needs a secret or a key to use this grant")
     vouched = await prove_assertion(server, client, assertion)
     resource = read_vouched_resource(server, vouched.claims, resource)
     try:
@@ -88,7 +88,7 @@ async def begin_vouched_session(server: AuthorizationServer, client: stored_oaut
         raise refuse_assertion(refusal.because) from None
     scopes = choose_vouched_scopes(vouched.claims, asked, grants.limit_scopes(user, client))
     if not scopes:
-        raise OAuthError("invalid_scope", "the person or the program may have none of these scopes")
+        raise OAuthError("invalid_scope", "the person or the client may have none of these scopes")
     return await keep_session(server, client, user, vouched.claims, scopes, resource, place)
 
 
@@ -113,7 +113,7 @@ async def keep_session(server: AuthorizationServer, client: stored_oauth.OAuthCl
         return grant
     keys = (stored_oauth.Grant, (grant_id,)), (stored_oauth.OAuthClient, (client.client_id,))
     if (grant := await server.directory.change(begin, *keys)) is None:
-        raise refuse_assertion("the assertion was used before, or the program was removed a moment ago")
+        raise refuse_assertion("the assertion was used before, or the client was removed a moment ago")
     return grants.Allowed(grant, scopes, "")
 
 
@@ -146,11 +146,11 @@ def find_provider(server: AuthorizationServer, text: str) -> providers.OpenId:
 
 def find_flaw_of_assertion(claims: IdentityAssertion, issuer: str, audience: str, client: stored_oauth.OAuthClient,
                            now: float) -> str | None:
-    """Return why an assertion is not for this program here and now; None if it is."""
+    """Return why an assertion is not for this client here and now; None if it is."""
     wrong = {
         "iss is another issuer": claims.iss != issuer,
         "aud is not this server alone": claims.aud not in (audience, [audience]),
-        "client_id is another program": claims.client_id != client.client_id,
+        "client_id is another client": claims.client_id != client.client_id,
         "it has cnf or authorization_details": claims.cnf is not None or claims.authorization_details is not None,
         "exp has passed": now >= claims.exp + providers.LEEWAY_SECONDS,
         "exp is too long after iat": claims.exp - claims.iat > LONGEST_JAG_SECONDS,
@@ -160,7 +160,7 @@ def find_flaw_of_assertion(claims: IdentityAssertion, issuer: str, audience: str
 
 
 def read_vouched_resource(server: AuthorizationServer, claims: IdentityAssertion, asked: str | None) -> str:
-    """Return the resource of the session: the one of the assertion; raises OAuthError if the program names another."""
+    """Return the resource of the session: the one of the assertion; raises OAuthError if the client names another."""
     named = find_resource(server.issuer, claims.resource) if claims.resource else asked
     if claims.resource and named is None:
         raise OAuthError("invalid_target", "the assertion is for a resource that is not served here")
@@ -171,6 +171,6 @@ def read_vouched_resource(server: AuthorizationServer, claims: IdentityAssertion
 
 def choose_vouched_scopes(claims: IdentityAssertion, asked: frozenset[str] | None,
                           most: frozenset[str]) -> frozenset[str]:
-    """Return the scopes that assertion and program agree on; one that names none sets no limit."""
+    """Return the scopes that assertion and client agree on; one that names none sets no limit."""
     scopes = most if claims.scope is None else most & frozenset(claims.scope.split())
     return scopes if asked is None else scopes & asked

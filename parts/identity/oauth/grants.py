@@ -1,4 +1,4 @@
-"""Sessions of people with programs: the authorization code, the refresh tokens, and what either gives.
+"""Sessions of people with clients: the authorization code, the refresh tokens, and what either gives.
 
     agc_ grant id . secret                  a code: good once, for a minute
     agr_ grant id . secret . mark           a refresh token: good once; each gives its successor
@@ -8,7 +8,7 @@ is a MAC of what stands before it, so the gate knows its own old tokens without 
 shows that a token is in two hands, and whoever invents one ends nobody's session.
 
 The rules are pure: they read and change `Work`, and return a `Denial` where a transaction has to be kept although the
-program is refused.
+client is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}\Z")     # RFC 7636 4.1
 
 
 class Denial(Struct, frozen=True):
-    """Why a program gets no token; the transaction that found it out is kept."""
+    """Why a client gets no token; the transaction that found it out is kept."""
 
     code: str
     description: str
@@ -52,12 +52,12 @@ class Denial(Struct, frozen=True):
     event: str = ""                 # what the person's tenant is told
 
     def error(self) -> OAuthError:
-        """Return the error that the program is told."""
+        """Return the error that the client is told."""
         return OAuthError(self.code, self.description, because=self.because)
 
 
 class Exchange(Struct, frozen=True):
-    """What a program sends to exchange a code, and the first refresh token if it may."""
+    """What a client sends to exchange a code, and the first refresh token if it may."""
 
     code: str
     client_id: str
@@ -72,7 +72,7 @@ class Exchange(Struct, frozen=True):
 
 
 class Renewal(Struct, frozen=True):
-    """What a program sends with a refresh token, and the seed of the successor if it may have one."""
+    """What a client sends with a refresh token, and the seed of the successor if it may have one."""
 
     token: str
     client_id: str
@@ -86,7 +86,7 @@ class Renewal(Struct, frozen=True):
 
 
 class Allowed(Struct, frozen=True):
-    """What a program gets: an access token of this session with these scopes, and a refresh token."""
+    """What a client gets: an access token of this session with these scopes, and a refresh token."""
 
     grant: stored_oauth.Grant
     scopes: frozenset[str]
@@ -149,13 +149,13 @@ def derive_successor(key: bytes, token: str, grant_id: str, seed: str) -> str:
 async def make_grant(server: AuthorizationServer, client: stored_oauth.OAuthClient, asked: AuthorizationRequest,
                      user: stored_oauth.User,
                      scopes: frozenset[str]) -> str:
-    """Begin a session of a person with a program; return its code.  One transaction."""
+    """Begin a session of a person with a client; return its code.  One transaction."""
     if client.tenant not in (None, user.tenant):
-        raise OAuthError("access_denied", "this program is for people of another tenant")
+        raise OAuthError("access_denied", "this client is for people of another tenant")
     allowed = asked.scopes & scopes & limit_scopes(user, client)
     if not allowed:
-        raise OAuthError("invalid_scope", "nothing is left of the scopes that the program asks for: the person or the "
-                                          "program may have none of them")
+        raise OAuthError("invalid_scope", "nothing is left of the scopes that the client asks for: the person or the "
+                                          "client may have none of them")
     grant_id, secret = str(uuid.uuid4()), encode_bytes(secrets.token_bytes(32))
     code, jwt = f"agc_{grant_id}.{secret}", server.settings.security.jwt
 
@@ -173,18 +173,18 @@ async def make_grant(server: AuthorizationServer, client: stored_oauth.OAuthClie
         return True
     if not await server.directory.change(make, (stored_oauth.Grant, (grant_id,)),
                                          (stored_oauth.OAuthClient, (client.client_id,))):
-        raise OAuthError("access_denied", "this program was removed or disabled a moment ago")
+        raise OAuthError("access_denied", "this client was removed or disabled a moment ago")
     return code
 
 
 def limit_scopes(user: stored_oauth.User, client: stored_oauth.OAuthClient) -> frozenset[str]:
-    """Return the most that a program may get of a person's rights."""
+    """Return the most that a client may get of a person's rights."""
     own = scopes_of(user) & SCOPES
     return own if client.scopes is None else own & decode_names(client.scopes)
 
 
 def find_access_seconds(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User) -> int:
-    """Return the life of access tokens: the shorter of the program's and the person's own, else the setting."""
+    """Return the life of access tokens: the shorter of the client's and the person's own, else the setting."""
     days = [one for one in (client.access_days, user.access_days) if one is not None]
     chosen = min(days, default=server.settings.security.jwt.access_token_ttl_days)
     return int(min(max(chosen, SHORTEST_DAYS), LONGEST_DAYS) * DAY_SECONDS)
@@ -199,9 +199,9 @@ def caller_of_grant(server: AuthorizationServer, grant: stored_oauth.Grant) -> C
 
 
 def exchange_code(server: AuthorizationServer, work: Work, sent: Exchange) -> Allowed | Denial:
-    """Burn a code: return what the program gets, or why nothing.
+    """Burn a code: return what the client gets, or why nothing.
 
-    Order: all that binds the code is checked before the code is burnt, so a program that errs may try again, and
+    Order: all that binds the code is checked before the code is burnt, so a client that errs may try again, and
     nobody who has only seen the code can spoil it.  A code that was used before ends the session (RFC 6749 4.1.2).
     """
     grant = work.find_record(stored_oauth.Grant, read_grant_id(CODE, sent.code) or "")
@@ -222,9 +222,9 @@ def exchange_code(server: AuthorizationServer, work: Work, sent: Exchange) -> Al
 
 
 def find_flaw_of_exchange(grant: stored_oauth.Grant, sent: Exchange, now: float) -> str | None:
-    """Return why a program may not exchange a code; None if it may."""
+    """Return why a client may not exchange a code; None if it may."""
     if grant.client_id != sent.client_id:
-        return "the code is another program's"
+        return "the code is another client's"
     if now >= grant.code_until:
         return "the code has expired"
     if grant.redirect_uri != sent.redirect_uri:
@@ -239,10 +239,10 @@ def find_flaw_of_exchange(grant: stored_oauth.Grant, sent: Exchange, now: float)
 
 
 def renew(server: AuthorizationServer, work: Work, sent: Renewal) -> Allowed | Denial:
-    """Use a refresh token: return what the program gets, or why nothing.
+    """Use a refresh token: return what the client gets, or why nothing.
 
     The transaction has locked the row, so of many who send one token one rotates it; the others find themselves within
-    the grace, and get the same successor.  Real programs send one token from several processes at once.
+    the grace, and get the same successor.  Real clients send one token from several processes at once.
     """
     grant, key = work.find_record(stored_oauth.Grant,
                                   read_grant_id(REFRESH, sent.token) or ""), server.keys.secret("refresh")
@@ -250,7 +250,7 @@ def renew(server: AuthorizationServer, work: Work, sent: Renewal) -> Allowed | D
         return refuse_session("no such session")
     if is_text_of(sent.token, grant.refresh_hash):
         if grant.client_id != sent.client_id:
-            return refuse_session("the refresh token is another program's", event="refresh_by_other_client")
+            return refuse_session("the refresh token is another client's", event="refresh_by_other_client")
         return find_refusal_of_renewal(work, grant, sent) or rotate(work, key, grant, sent)
     if not is_text_of(sent.token, grant.previous_hash):
         return end_family(server, work, grant) if is_our_own(key, sent.token) else refuse_session("no such token")
@@ -270,7 +270,7 @@ def rotate(work: Work, key: bytes, grant: stored_oauth.Grant, sent: Renewal) -> 
 
 
 def is_within_grace(server: AuthorizationServer, grant: stored_oauth.Grant, sent: Renewal, now: float) -> bool:
-    """Whether a used refresh token still gives its successor: for a moment, to the same program and network."""
+    """Whether a used refresh token still gives its successor: for a moment, to the same client and network."""
     return (now - (grant.rotated_at or 0.0) < server.oauth.refresh_grace_seconds
             and (grant.client_id, grant.place) == (sent.client_id, sent.place))
 
@@ -291,14 +291,14 @@ def end_family(server: AuthorizationServer, work: Work, grant: stored_oauth.Gran
 
 
 def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id: str) -> Denial | None:
-    """End the session of a refresh token that its program gives back; any that the session ever had is good for it."""
+    """End the session of a refresh token that its client gives back; any that the session ever had is good for it."""
     grant = work.find_record(stored_oauth.Grant, read_grant_id(REFRESH, token) or "")
     if grant is None or not (is_text_of(token, grant.refresh_hash) or is_text_of(token, grant.previous_hash)
                              or is_our_own(server.keys.secret("refresh"), token)):
         return None
     if grant.client_id != client_id:
-        return Denial("invalid_grant", "the token is another program's", event="revocation_by_other_client")
-    end_grant(server.engine, work, grant, caller_of_grant(server, grant), "session_ended", "info", "by the program")
+        return Denial("invalid_grant", "the token is another client's", event="revocation_by_other_client")
+    end_grant(server.engine, work, grant, caller_of_grant(server, grant), "session_ended", "info", "by the client")
     return None
 
 
@@ -312,7 +312,7 @@ def find_refusal_of_renewal(work: Work, grant: stored_oauth.Grant, sent: Renewal
     if sent.scopes is not None and not sent.scopes <= decode_names(grant.scopes):
         return Denial("invalid_scope", "a refresh may ask for fewer scopes than the person allowed, never for more")
     if not find_scopes(work, grant, sent.scopes):
-        return Denial("invalid_scope", "the person or the program has none of these scopes any more; ask for others")
+        return Denial("invalid_scope", "the person or the client has none of these scopes any more; ask for others")
     return None
 
 
@@ -327,18 +327,18 @@ def find_barrier(work: Work, grant: stored_oauth.Grant, resource: str | None) ->
     if user is None or user.disabled_at is not None:
         return refuse_session("the person was disabled or removed")
     if client is None or client.disabled_at is not None or client.tenant not in (None, grant.tenant):
-        return refuse_session("the program was disabled or removed")
+        return refuse_session("the client was disabled or removed")
     if (user.tenant, user.principal, user.role) != (grant.tenant, grant.principal, grant.role):
         return refuse_session("the person acts as somebody else now")
     if not find_scopes(work, grant):
-        return refuse_session("the person or the program has none of the scopes any more")
+        return refuse_session("the person or the client has none of the scopes any more")
     if resource not in (None, grant.resource):
         return Denial("invalid_target", f"the person allowed access to {grant.resource}, to no other resource")
     return None
 
 
 def find_scopes(work: Work, grant: stored_oauth.Grant, asked: frozenset[str] | None = None) -> frozenset[str]:
-    """Return the scopes of a new access token: those of the session that person and program still have."""
+    """Return the scopes of a new access token: those of the session that person and client still have."""
     user, client = work.find_record(stored_oauth.User, grant.user_id), work.find_record(stored_oauth.OAuthClient,
                                                                                         grant.client_id)
     if user is None or client is None:
@@ -348,12 +348,12 @@ def find_scopes(work: Work, grant: stored_oauth.Grant, asked: frozenset[str] | N
 
 
 def refuse_code(because: str, event: str = "") -> Denial:
-    """Refuse a code; the program is not told why."""
+    """Refuse a code; the client is not told why."""
     return Denial("invalid_grant", "the code is unknown, used or expired, or it is not for this client_id, "
                    "redirect_uri and code_verifier; ask for authorization again", because, event)
 
 
 def refuse_session(because: str, event: str = "") -> Denial:
-    """Refuse a refresh token; the program is not told why."""
+    """Refuse a refresh token; the client is not told why."""
     return Denial("invalid_grant", "the refresh token is unknown, used, expired or revoked; ask for authorization "
                    "again", because, event)

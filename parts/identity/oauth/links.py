@@ -41,7 +41,7 @@ async def make_sign_in_link(engine: Engine, caller: Caller,
                             ask: wire_oauth.MakeSignInLink) -> wire_oauth.MadeSignInLink:
     """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 
-    For teams without an identity provider.  The person opens it in the browser where a program has asked for access,
+    For teams without an identity provider.  The person opens it in the browser where a client has asked for access,
     or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
     """
     if not engine.settings.security.oauth.login_links:

@@ -1,4 +1,4 @@
-"""The documents from which programs learn where to get an access token (RFC 8414, RFC 9728, OpenID Discovery)."""
+"""The documents from which clients learn where to get an access token (RFC 8414, RFC 9728, OpenID Discovery)."""
 
 from __future__ import annotations
 

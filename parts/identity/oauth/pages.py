@@ -2,7 +2,7 @@
 
 Security: every text from outside passes `clean`.  Nothing but the page's own style is loaded (its hash is in the
 policy), no other page may frame these, and their forms go to the gate alone.  Chromium also holds a form to that list
-when its answer redirects, so a page whose form may end at a program lists where that program is.
+when its answer redirects, so a page whose form may end at a client lists where that client is.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ def hide(name: str, value: str) -> str:
 # Pages.
 
 
-def show_login(program: str, host: str, ways: list[LoginWay], code_form: tuple[str, str] | None, form_to: Iterable[str],
+def show_login(client: str, host: str, ways: list[LoginWay], code_form: tuple[str, str] | None, form_to: Iterable[str],
                headers: Iterable[tuple[bytes, bytes]], wrong: str = "", status: int = 200, *, trusted: bool) -> Answer:
     """Answer with the login page; `code_form` is the path for the code of a sign-in link, and the sign-in's id.
 
-    Nobody is asked about a `trusted` program, nor twice about the same, so the page promises no question then.
+    Nobody is asked about a `trusted` client, nor twice about the same, so the page promises no question then.
     """
     next_step = ("It is trusted here, and may act for you as soon as you have signed in." if trusted else
                  "Unless you have allowed it before, you then see what it may do, and decide.")
-    about = f"<p>{isolate(program)} at <code>{clean(host)}</code> asks you to sign in. {next_step}</p>"
+    about = f"<p>{isolate(client)} at <code>{clean(host)}</code> asks you to sign in. {next_step}</p>"
     buttons = [show_link(f"Continue with {way.title}", way.path, first=not at) for at, way in enumerate(ways)]
     neither = "<p>There is no way to sign in. An administrator adds an identity provider, or makes a sign-in link.</p>"
     form = make_code_form(*code_form, between=bool(ways), wrong=wrong) if code_form else "" if ways else neither
@@ -185,10 +185,10 @@ def make_code_form(path: str, sign_in: str, *, between: bool, wrong: str) -> str
             '</button></form><p class="quiet">An administrator makes one with <code>asyncgate login-link</code>.</p>')
 
 
-def show_sign_in_link(path: str, code: str, sign_in: str, program: str, form_to: Iterable[str]) -> Answer:
+def show_sign_in_link(path: str, code: str, sign_in: str, client: str, form_to: Iterable[str]) -> Answer:
     """Answer with the page of a sign-in link: a button, because the previews of chats open links, too."""
     return show_page(
-        "Sign in", f"<p>This link signs you in to {isolate(program)}. It works once.</p>",
+        "Sign in", f"<p>This link signs you in to {isolate(client)}. It works once.</p>",
         f'<form method="post" action="{escape(path)}">{hide("sign_in", sign_in)}{hide("code", code)}'
         '<button class="first">Sign in</button></form>', form_to=form_to)
 
@@ -196,10 +196,10 @@ def show_sign_in_link(path: str, code: str, sign_in: str, program: str, form_to:
 class Question(Struct, kw_only=True):
     """What the consent page asks."""
 
-    program: str                    # its name, which it has chosen itself
+    client: str                    # its name, which it has chosen itself
     host: str                       # where the browser goes afterwards
-    document_host: str | None       # whose document names the program; None: an administrator or the program itself
-    local: bool                     # whether the browser goes to a program on the person's machine
+    document_host: str | None       # whose document names the client; None: an administrator or the client itself
+    local: bool                     # whether the browser goes to a client on the person's machine
     person: str
     tenant: str
     principal: str
@@ -212,17 +212,17 @@ class Question(Struct, kw_only=True):
 
 
 def show_consent(ask: Question) -> Answer:
-    """Answer with the page that asks whether a program may act for a person."""
+    """Answer with the page that asks whether a client may act for a person."""
     words = [text for scope, text in IN_WORDS.items() if scope in ask.scopes]
     words += sorted(ask.scopes - IN_WORDS.keys())
     source = (f"<dt>Published by</dt><dd><code>{clean(ask.document_host)}</code></dd>" if ask.document_host else "")
-    local = ('<p class="warning">The answer goes to a program on this machine. Allow it only if you have just started '
-             "this sign-in yourself: any program here could have asked.</p>" if ask.local else "")
+    local = ('<p class="warning">The answer goes to a client on this machine. Allow it only if you have just started '
+             "this sign-in yourself: any client here could have asked.</p>" if ask.local else "")
     return show_page(
-        f"Allow {ask.program}?",
+        f"Allow {ask.client}?",
         f"<p>You are {isolate(ask.person)}, in tenant {isolate(ask.tenant)}. "
         f'<a href="{escape(ask.again)}">Not you?</a></p>',
-        f"<dl><dt>Program</dt><dd>{isolate(ask.program)}</dd>{source}"
+        f"<dl><dt>Client</dt><dd>{isolate(ask.client)}</dd>{source}"
         f"<dt>Goes back to</dt><dd><code>{clean(ask.host)}</code></dd>"
         f"<dt>Acts as</dt><dd>{isolate(ask.principal)}, {clean(ask.role)}</dd></dl>",
         local, "<p>It may:</p><ul>", *(f"<li>{clean(text)}</li>" for text in words), "</ul>",
@@ -230,5 +230,5 @@ def show_consent(ask: Question) -> Answer:
         *(hide(name, value) for name, value in ask.fields.items()),
         '<button class="first" name="answer" value="allow">Allow</button>'
         '<button name="answer" value="deny">Deny</button></form>',
-        '<p class="quiet">The program chose its name itself. Trust the addresses.</p>',
+        '<p class="quiet">The client chose its name itself. Trust the addresses.</p>',
         form_to=ask.form_to)

@@ -37,7 +37,7 @@ class Parked(Struct):
     id: str
     begun_at: float
     asked: AuthorizationRequest
-    prompt: str = ""                # what the program wants to be asked: login, consent, select_account
+    prompt: str = ""                # what the client wants to be asked: login, consent, select_account
     # On the way to an identity provider and back:
     provider: str = ""
     state: str = ""

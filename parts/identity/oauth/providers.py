@@ -106,7 +106,7 @@ class ProviderHttp:
 
     def refuse(self, because: str) -> NoReturn:
         """Raise SignInRefused."""
-        raise SignInRefused(f"{self.title} did not prove who you are. Connect again from your program; if this comes "
+        raise SignInRefused(f"{self.title} did not prove who you are. Connect again from your client; if this comes "
                             "again, an administrator finds the reason in the audit log.", because)
 
     def check_answer(self, said: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Redirect URIs: which ones a program may register, and which one it may ask for (RFC 9700 2.1, RFC 8252 7).
+"""Redirect URIs: which ones a client may register, and which one it may ask for (RFC 9700 2.1, RFC 8252 7).
 
 A redirect URI is compared as text, never parsed and put together again: parsers disagree about what is equal.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 MOST_REDIRECTS, MOST_REDIRECT_LENGTH, MOST_DOCUMENT_URL_LENGTH = 20, 2048, 500
-# As people write them: browsers take 127.1 and 2130706433 for the same address, other programs do not.
+# As people write them: browsers take 127.1 and 2130706433 for the same address, other clients do not.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_URI = re.compile(r"(?P<host>http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::(?P<port>[0-9]{1,5}))?"
                           r"(?P<rest>/[!-~]*)?\Z")
@@ -18,7 +18,7 @@ WRITTEN = re.compile(r"[!-~]+\Z")           # visible ASCII
 CONFUSING = re.compile(r"[\\\"<>^`{|}*]")   # parsers read these differently, or they are wildcards
 ENCODED_PATH = re.compile(r"%(?:2e|2f|5c)", re.IGNORECASE)     # some decode it, and climb out of their folder
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
-# Programs whose scheme is older than the rule that it should be a domain name backwards (RFC 8252 7.1).
+# Clients whose scheme is older than the rule that it should be a domain name backwards (RFC 8252 7.1).
 KNOWN_APPS = frozenset({
     "antigravity", "claude", "cline", "codex", "cursor", "goose", "kiro", "lmstudio", "raycast", "trae", "vscode",
     "vscode-insiders", "vscodium", "warp", "windsurf", "windsurf-next", "zed"})
@@ -81,9 +81,9 @@ def find_document_url_flaw(url: str) -> str | None:
 
 
 def check_redirects(uris: Sequence[str]) -> str | None:
-    """Return why a program may not register these redirect URIs; None if it may."""
+    """Return why a client may not register these redirect URIs; None if it may."""
     if not 1 <= len(uris) <= MOST_REDIRECTS:
-        return f"a program has 1 to {MOST_REDIRECTS} redirect URIs"
+        return f"a client has 1 to {MOST_REDIRECTS} redirect URIs"
     flaws = ((uri, find_redirect_flaw(uri)) for uri in uris)
     return next((f"the redirect URI {shorten(uri)!r} {flaw}" for uri, flaw in flaws if flaw), None)
 

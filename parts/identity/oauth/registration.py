@@ -1,7 +1,7 @@
-"""Programs that register themselves (RFC 7591), and programs that nobody uses any more.
+"""Clients that register themselves (RFC 7591), and clients that nobody uses any more.
 
-Registration is for programs that cannot be named by a metadata document.  It is off unless a setting turns it on: it
-lets strangers write rows.  So it is bounded for each network and for the gate, and a program that nobody signs in with
+Registration is for clients that cannot be named by a metadata document.  It is off unless a setting turns it on: it
+lets strangers write rows.  So it is bounded for each network and for the gate, and a client that nobody signs in with
 is forgotten after a week, or after an hour where there are too many.
 """
 
@@ -36,9 +36,9 @@ from asyncgate.parts.process.kit import Rate
 REGISTER_PATH = "/oauth/register"
 HOUR_SECONDS = 3600.0
 PER_NETWORK, PER_GATE_AND_HOUR = 20, 200    # registrations in an hour
-MOST_UNUSED = 1000                          # registered programs that nobody has signed in with
-CROWDED_SECONDS = HOUR_SECONDS              # an unused program is kept so long when there are too many
-# A session lasts 90 days at most, so nothing of a program is in use that long after the last sign-in.
+MOST_UNUSED = 1000                          # registered clients that nobody has signed in with
+CROWDED_SECONDS = HOUR_SECONDS              # an unused client is kept so long when there are too many
+# A session lasts 90 days at most, so nothing of a client is in use that long after the last sign-in.
 LEFT_SECONDS = 100.0 * DAY_SECONDS
 MOST_FORGOTTEN = 200                        # in one transaction
 METHODS = ("none", "client_secret_basic", "client_secret_post")
@@ -46,7 +46,7 @@ GRANTS = ("authorization_code", "refresh_token")
 
 
 class Registration(Struct):
-    """What a program says of itself (RFC 7591 2); members that the gate does not need are ignored."""
+    """What a client says of itself (RFC 7591 2); members that the gate does not need are ignored."""
 
     redirect_uris: list[str]
     client_name: str | None = None
@@ -64,7 +64,7 @@ def routes(server: AuthorizationServer) -> list[Route]:
 
 
 class Registrar:
-    """Registers programs, so many in an hour."""
+    """Registers clients, so many in an hour."""
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server, self.clock = server, time.monotonic
@@ -72,14 +72,14 @@ class Registrar:
         self.gate = Rate(PER_GATE_AND_HOUR, HOUR_SECONDS, lambda: self.clock())
 
     async def register(self, server: AuthorizationServer, request: wire.Request) -> wire.Answer:
-        """Register a program (RFC 7591 3.1)."""
+        """Register a client (RFC 7591 3.1)."""
         said = read_registration(request)
         if not (self.networks.take(group_address(request.address)) and self.gate.take()):
-            raise wire.OAuthError("temporarily_unavailable", "too many programs have registered; try again later", 429,
+            raise wire.OAuthError("temporarily_unavailable", "too many clients have registered; try again later", 429,
                                   headers=[(b"retry-after", b"3600")])
         if await is_crowded(server.engine):
             raise wire.OAuthError("temporarily_unavailable",
-                                  "too many programs are registered that nobody uses; try again "
+                                  "too many clients are registered that nobody uses; try again "
                                   "later", 503, headers=[(b"retry-after", b"3600")])
         method = said.token_endpoint_auth_method or "client_secret_basic"       # RFC 7591 2
         secret = None if method == "none" else secrets.token_urlsafe(CLIENT_SECRET_BYTES)
@@ -90,7 +90,7 @@ class Registrar:
 
 
 def read_registration(request: wire.Request) -> Registration:
-    """Read what a program says of itself; raises OAuthError with the codes of RFC 7591 3.2.2."""
+    """Read what a client says of itself; raises OAuthError with the codes of RFC 7591 3.2.2."""
     types = [value.partition(b";")[0].strip().lower() for name, value in request.headers if name == b"content-type"]
     if types != [wire.JSON]:
         raise wire.OAuthError("invalid_client_metadata", f"send the metadata as {wire.JSON.decode()}")
@@ -112,12 +112,12 @@ def read_registration(request: wire.Request) -> Registration:
 
 async def store_registration(server: AuthorizationServer, said: Registration, method: str,
                              secret: str | None) -> stored_oauth.OAuthClient:
-    """Store a program that has registered itself.
+    """Store a client that has registered itself.
 
-    What it says of scopes means no limit: people decide what they allow, and programs ask for more as they learn more.
+    What it says of scopes means no limit: people decide what they allow, and clients ask for more as they learn more.
     """
     name = (said.client_name or "").replace("\0", "")[:MOST_NAME_LENGTH] or (
-        urlsplit(said.redirect_uris[0]).hostname or "a program")
+        urlsplit(said.redirect_uris[0]).hostname or "a client")
 
     def store(work: Work) -> stored_oauth.OAuthClient:
         client = stored_oauth.OAuthClient(
@@ -130,7 +130,7 @@ async def store_registration(server: AuthorizationServer, said: Registration, me
 
 
 def describe_registration(said: Registration, client: stored_oauth.OAuthClient, secret: str | None) -> dict[str, Any]:
-    """Return what a program is told of its registration (RFC 7591 3.2.1)."""
+    """Return what a client is told of its registration (RFC 7591 3.2.1)."""
     scopes = sorted(SCOPES.intersection((said.scope or "").replace(",", " ").split()))
     return {
         "client_id": client.client_id, "client_id_issued_at": int(client.created_at), "client_name": client.name,
@@ -144,7 +144,7 @@ def describe_registration(said: Registration, client: stored_oauth.OAuthClient, 
 
 
 async def is_crowded(engine: Engine) -> bool:
-    """Whether there is no room for one more program that nobody has used yet; makes room if it can."""
+    """Whether there is no room for one more client that nobody has used yet; makes room if it can."""
     if len(await list_unused(engine, 0.0)) < MOST_UNUSED:
         return False
     await forget_clients(engine, CROWDED_SECONDS)
@@ -152,24 +152,24 @@ async def is_crowded(engine: Engine) -> bool:
 
 
 async def list_unused(engine: Engine, seconds: float) -> list[str]:
-    """Return the registered programs that are so old, and that nobody has ever signed in with."""
+    """Return the registered clients that are so old, and that nobody has ever signed in with."""
     return [client.client_id for client in await list_own(engine)
             if client.last_used_at is None and client.created_at <= engine.backend.now() - seconds]
 
 
 async def list_own(engine: Engine) -> list[stored_oauth.OAuthClient]:
-    """Return the programs that came by themselves, and that no administrator has said anything of."""
+    """Return the clients that came by themselves, and that no administrator has said anything of."""
     return [client async for client in Directory(engine).read(stored_oauth.OAuthClient) if is_own_registration(client)]
 
 
 def is_own_registration(client: stored_oauth.OAuthClient) -> bool:
-    """Whether a program came by itself, and no administrator has said anything of it."""
+    """Whether a client came by itself, and no administrator has said anything of it."""
     return client.origin != "registered" and not (client.pinned or client.trusted) and (
         client.disabled_at, client.tenant, client.scopes, client.access_days) == (None, None, None, None)
 
 
 def is_left(client: stored_oauth.OAuthClient, now: float, unused_seconds: float) -> bool:
-    """Whether nobody uses a program any more."""
+    """Whether nobody uses a client any more."""
     if not is_own_registration(client):
         return False
     if client.last_used_at is None:
@@ -178,7 +178,7 @@ def is_left(client: stored_oauth.OAuthClient, now: float, unused_seconds: float)
 
 
 async def forget_clients(engine: Engine, unused_seconds: float) -> int:
-    """Forget programs that nobody uses any more; return how many."""
+    """Forget clients that nobody uses any more; return how many."""
     now, directory, done = engine.backend.now(), Directory(engine), 0
     left = [client.client_id for client in await list_own(engine) if is_left(client, now, unused_seconds)]
     for at in range(0, len(left), MOST_FORGOTTEN):
@@ -195,7 +195,7 @@ async def forget_clients(engine: Engine, unused_seconds: float) -> int:
 
 
 class ClientPruner:
-    """Forgets programs that nobody uses any more, in the one process that leads."""
+    """Forgets clients that nobody uses any more, in the one process that leads."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -203,4 +203,4 @@ class ClientPruner:
     async def run(self) -> int:
         """Forget them; return how many."""
         days = self.engine.settings.security.oauth.client_retention_days
-        return await forget_clients(self.engine, days * DAY_SECONDS) if await self.engine.leads("programs") else 0
+        return await forget_clients(self.engine, days * DAY_SECONDS) if await self.engine.leads("clients") else 0

@@ -1,7 +1,7 @@
-"""What a program asks for at /oauth/authorize (RFC 6749 4.1.1, RFC 7636, RFC 8707, RFC 9207; OAuth 2.1).
+"""What a client asks for at /oauth/authorize (RFC 6749 4.1.1, RFC 7636, RFC 8707, RFC 9207; OAuth 2.1).
 
-Order (RFC 6749 4.1.2.1): the program and its redirect URI are proven first.  Before that, nothing of the request
-may lead a browser anywhere, so a refusal is a page.  After that, a refusal goes back to the program.
+Order (RFC 6749 4.1.2.1): the client and its redirect URI are proven first.  Before that, nothing of the request
+may lead a browser anywhere, so a refusal is a page.  After that, a refusal goes back to the client.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from asyncgate.parts.model.challenges import MOUNTS
 from asyncgate.parts.model.console import CONSOLE_CLIENT
 
 CHALLENGE = re.compile(r"[A-Za-z0-9._~-]{43,128}\Z")        # RFC 7636 4.2
-# State is optional: the challenge, which is not, protects a program from a code that it did not ask for (RFC 9700
+# State is optional: the challenge, which is not, protects a client from a code that it did not ask for (RFC 9700
 # 2.1), and the official TypeScript client sends none unless its user makes one.  It is echoed as it came.
 MOST_STATE_LENGTH = 1024        # what is kept while somebody signs in has to fit a cookie
 OWN_ERRORS = {"request": "request_not_supported", "request_uri": "request_uri_not_supported"}   # OpenID Connect 3.1.2.6
 
 
 class AuthorizationRequest(Struct, frozen=True):
-    """What a program asks for; everything in it is checked."""
+    """What a client asks for; everything in it is checked."""
 
     client_id: str
     redirect_uri: str
@@ -52,20 +52,20 @@ class BadRequestPage(Exception):
 
 
 class RefusedRequest(Exception):
-    """A request whose program is told the refusal: `redirect_back(server, no.asked, **no.parameters())`."""
+    """A request whose client is told the refusal: `redirect_back(server, no.asked, **no.parameters())`."""
 
     def __init__(self, asked: AuthorizationRequest, code: str, description: str) -> None:
         super().__init__(description)
         self.asked, self.code = asked, code
 
     def parameters(self) -> dict[str, str]:
-        """Return what the program is told."""
+        """Return what the client is told."""
         return {"error": self.code, "error_description": str(self)}
 
 
 async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tuple[stored_oauth.OAuthClient,
                                                                                     AuthorizationRequest]:
-    """Return the program and what it asks for; raises BadRequestPage or RefusedRequest."""
+    """Return the client and what it asks for; raises BadRequestPage or RefusedRequest."""
     client = await read_client(server, query.get("client_id", ""))
     redirect_uri = read_redirect(client, query.get("redirect_uri", ""))
     state = query.get("state") or None
@@ -78,23 +78,23 @@ async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tu
         raise RefusedRequest(back, "invalid_target", "resource is not served here; it is one of "
                              + ", ".join(list_resources(server.issuer)))
     if not (scopes := choose_scopes(client, query.get("scope", ""))):
-        raise RefusedRequest(back, "invalid_scope", "the program may have none of these scopes; it may ask for "
+        raise RefusedRequest(back, "invalid_scope", "the client may have none of these scopes; it may ask for "
                              + " ".join(sorted(decode_names(client.scopes or "[]"))))
     return client, msgspec.structs.replace(back, scopes=scopes, resource=resource, challenge=query["code_challenge"])
 
 
 async def read_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient:
-    """Return the program that asks."""
+    """Return the client that asks."""
     if not client_id:
         raise BadRequestPage("the request names no client_id")
     try:
         client = await look_up_client(server, client_id)
     except UnusableDocument as why:
-        raise BadRequestPage(f"the metadata document of this program cannot be used: {why}") from None
+        raise BadRequestPage(f"the metadata document of this client cannot be used: {why}") from None
     if client is None:
-        raise BadRequestPage("no program with this client_id is known here; it may have been removed", "unknown client")
+        raise BadRequestPage("no client with this client_id is known here; it may have been removed", "unknown client")
     if client.disabled_at is not None:
-        raise BadRequestPage("an administrator has disabled this program", f"client {client.client_id} is disabled")
+        raise BadRequestPage("an administrator has disabled this client", f"client {client.client_id} is disabled")
     return client
 
 
@@ -102,10 +102,10 @@ def read_redirect(client: stored_oauth.OAuthClient, asked: str) -> str:
     """Return the redirect URI that was asked for, if it is a registered one (D1)."""
     if not asked:
         raise BadRequestPage("the request names no redirect_uri")
-    # The console has no consent page: a program at another port of this machine must not get its code.
+    # The console has no consent page: a client at another port of this machine must not get its code.
     same = operator.eq if client.client_id == CONSOLE_CLIENT else is_same_redirect
     if not any(same(asked, known) for known in decode_names(client.redirect_uris)):
-        raise BadRequestPage("the redirect_uri of the request is not one that this program has registered")
+        raise BadRequestPage("the redirect_uri of the request is not one that this client has registered")
     return asked
 
 
@@ -128,10 +128,10 @@ def find_refusal(query: dict[str, str]) -> tuple[str, str] | None:
 
 
 def choose_scopes(client: stored_oauth.OAuthClient, text: str) -> frozenset[str]:
-    """Return the scopes that a program asks for and may have; none if it may have none of them.
+    """Return the scopes that a client asks for and may have; none if it may have none of them.
 
-    Scopes that this gate does not know (openid, offline_access) are ignored, as are known ones beyond the program's
-    own: programs ask for all that the metadata lists.
+    Scopes that this gate does not know (openid, offline_access) are ignored, as are known ones beyond the client's
+    own: clients ask for all that the metadata lists.
     """
     allowed = None if client.scopes is None else decode_names(client.scopes)
     asked = SCOPES.intersection(re.split("[ ,]+", text))
@@ -157,7 +157,7 @@ def find_resource(issuer: str, named: str | None) -> str | None:
 
 
 def redirect_back(server: AuthorizationServer, asked: AuthorizationRequest, **parameters: str) -> Answer:
-    """Send the browser back to the program, with its state and with who answers (RFC 9207)."""
+    """Send the browser back to the client, with its state and with who answers (RFC 9207)."""
     told: Iterable[tuple[str, str | None]] = (*parameters.items(), ("state", asked.state), ("iss", server.issuer))
     query = urlencode([(name, value) for name, value in told if value is not None], quote_via=quote)
     joint = "&" if urlsplit(asked.redirect_uri).query else "" if asked.redirect_uri.endswith("?") else "?"

@@ -1,6 +1,6 @@
-"""Sessions of people with programs, and what people let programs do (spec 21.9.1).
+"""Sessions of people with clients, and what people let clients do (spec 21.9.1).
 
-A person sees and ends its own sessions; an admin those of its tenant, the operator all.  A program that acts for a
+A person sees and ends its own sessions; an admin those of its tenant, the operator all.  A client that acts for a
 person sees and ends only the session that it has itself, whatever its scopes, unless these are an admin's.  These
 operations read and change rows.  They are there while the authorization server is off, too.
 """
@@ -87,17 +87,17 @@ def is_about_self(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -
     return caller.bound and row.tenant == caller.tenant_id and row.principal.same(caller.principal)
 
 
-def is_program(caller: Caller) -> bool:
-    """Whether a program asks that somebody let in; the console is no such program, but how a person asks herself.
+def is_client(caller: Caller) -> bool:
+    """Whether a client asks that somebody let in; the console is no such client, but how a person asks herself.
 
-    Security: a session of the console counts as its credential does, for any program can begin one with its token.
+    Security: a session of the console counts as its credential does, for any client can begin one with its token.
     """
     return caller.token is not None and caller.token.client_id != CONSOLE_CLIENT
 
 
 def belongs_to_caller(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
     """Whether a row is the caller's to see and to end without an admin's rights."""
-    if is_program(caller):
+    if is_client(caller):
         assert caller.token is not None
         return isinstance(row, stored_oauth.Grant) and row.grant_id == caller.token.session_id and is_about_self(caller,
                                                                                                                  row)
@@ -111,9 +111,9 @@ def may_see(engine: Engine, caller: Caller, row: stored_oauth.Grant | stored_oau
 
 
 def require_person(caller: Caller, admitted: bool) -> None:
-    """Refuse a program without an admin's rights: what a person allows is not for one of her programs to manage."""
-    if is_program(caller) and not admitted:
-        raise forbid(caller, "a program cannot see or end what a person lets other programs do; it can end its own "
+    """Refuse a client without an admin's rights: what a person allows is not for one of her clients to manage."""
+    if is_client(caller) and not admitted:
+        raise forbid(caller, "a client cannot see or end what a person lets other clients do; it can end its own "
                              "session with end_session.  The person does the rest in the console or with a key of her "
                              "own, or an admin does")
 
@@ -149,9 +149,9 @@ async def find_grants(engine: Engine, wanted: Callable[[stored_oauth.Grant], boo
 
 
 async def list_sessions(engine: Engine, caller: Caller, ask: wire_oauth.ListSessions) -> wire_oauth.Sessions:
-    """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days.
+    """List your sessions with clients; an admin sees all of its tenant.  Ended ones are listed for some days.
 
-    A program sees its own session only.
+    A client sees its own session only.
     """
     directory = Directory(engine)
     rows, *ends = await read_page(
@@ -164,7 +164,7 @@ async def list_sessions(engine: Engine, caller: Caller, ask: wire_oauth.ListSess
 async def end_session(engine: Engine, caller: Caller, ask: wire_oauth.EndSession) -> wire.Ok:
     """End a session; its tokens are refused within five seconds.
 
-    A program can end its own session only.
+    A client can end its own session only.
     """
     grant = await Directory(engine).find(stored_oauth.Grant, ask.session_id)
     if grant is None or not may_see(engine, caller, grant):
@@ -178,7 +178,7 @@ async def sign_out_everywhere(engine: Engine, caller: Caller,
                               ask: wire_oauth.SignOutEverywhere) -> wire_oauth.SignedOut:
     """End all your sessions, in the console too, or as an admin those of a user.
 
-    Not for a program that acts for a person.
+    Not for a client that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda grant: is_of(grant, people))
@@ -214,9 +214,9 @@ def is_of(grant: stored_oauth.Grant, people: dict[str, stored_oauth.User]) -> bo
 
 
 async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListConsents) -> wire_oauth.Consents:
-    """List what you let programs do; an admin sees all of its tenant.
+    """List what you let clients do; an admin sees all of its tenant.
 
-    Not for a program that acts for a person.
+    Not for a client that acts for a person.
     """
     require_person(caller, caller.sees_all)
     directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
@@ -228,9 +228,9 @@ async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListCons
 
 
 async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.WithdrawConsent) -> wire_oauth.SignedOut:
-    """Stop letting a program act for you, and end your sessions with it.
+    """Stop letting a client act for you, and end your sessions with it.
 
-    Not for a program that acts for a person.
+    Not for a client that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
@@ -249,7 +249,7 @@ async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.Withd
 
 
 async def name_clients(directory: Directory, ids: set[str]) -> dict[str, str]:
-    """Return the names of programs, by their ids."""
+    """Return the names of clients, by their ids."""
     rows = [await directory.find(stored_oauth.OAuthClient, id) for id in sorted(ids)]
     return {row.client_id: row.name for row in rows if row is not None}
 
@@ -264,7 +264,7 @@ def as_session_record(grant: stored_oauth.Grant, names: dict[str, str]) -> wire_
 
 
 def as_consent_record(consent: stored_oauth.Consent, names: dict[str, str]) -> wire_oauth.ConsentRecord:
-    """Show what a person lets a program do."""
+    """Show what a person lets a client do."""
     return wire_oauth.ConsentRecord(consent.user_id, consent.client_id,
                                     msgspec.json.decode(consent.scopes, type=list[str]),
                                     consent.redirect_uri, to_utc(consent.given_at), names.get(consent.client_id))

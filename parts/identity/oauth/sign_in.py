@@ -1,13 +1,13 @@
 """The way of a person through a sign-in: who asks, who you are, whether you may come in, what you allow.
 
-    /oauth/authorize            a program asks; the request is checked and parked in the browser
+    /oauth/authorize            a client asks; the request is checked and parked in the browser
     /oauth/sign-in              the ways to sign in
     /oauth/sign-in/{provider}   on to an identity provider
     /oauth/callback/{provider}  back from it
     /oauth/link                 a sign-in link, or its code
-    /oauth/consent              what the program may do; then back to it with a code
+    /oauth/consent              what the client may do; then back to it with a code
 
-After the first step the program's redirect is proven, and an answer may lead there.  What is wrong between the gate and
+After the first step the client's redirect is proven, and an answer may lead there.  What is wrong between the gate and
 an identity provider is a page: it may be somebody else's doing.
 """
 
@@ -34,8 +34,8 @@ from asyncgate.parts.model.connection import group_address
 SignInStep = Callable[[wire.Request], Awaitable[wire.Answer]]
 
 PROMPTS = {"login", "consent", "select_account"}        # OpenID Connect Core 3.1.2.1; `none` asks for the impossible
-RETURN = "<p>You may close this window, and connect again from your program.</p>"
-LOST = ("This sign-in has ended, or another browser began it. Go back to your program and connect again. If this comes "
+RETURN = "<p>You may close this window, and connect again from your client.</p>"
+LOST = ("This sign-in has ended, or another browser began it. Go back to your client and connect again. If this comes "
         "again, allow cookies for this site, and open the gate under its public address.")
 
 
@@ -65,7 +65,7 @@ class SignIn:
                 for path, verbs in steps.items()]
 
     def make_handler(self, step: SignInStep) -> Handler:
-        """Return the handler of a step: its refusals are pages, or go to a program whose redirect is proven."""
+        """Return the handler of a step: its refusals are pages, or go to a client whose redirect is proven."""
         async def handle(server: AuthorizationServer, request: wire.Request) -> wire.Answer:
             try:
                 return await step(request)
@@ -96,7 +96,7 @@ class SignIn:
     # Who are you?
 
     async def begin(self, request: wire.Request) -> wire.Answer:
-        """Check what a program asks for, park it, and ask who the person is."""
+        """Check what a client asks for, park it, and ask who the person is."""
         said = request.query() if request.method == "GET" else request.form()
         client, asked = await requests.read_request(self.server, said)
         wished = set(said.get("prompt", "").split())
@@ -160,8 +160,8 @@ class SignIn:
     async def show_link(self, request: wire.Request) -> wire.Answer:
         """Show the button of a sign-in link; looking at the page spends nothing."""
         if (parked := find_newest(self.server, request)) is None:
-            return pages.show_error("Start in your program", "This link signs you in to a program that has asked for "
-                                    "access in this browser. Connect from your program first; then open the link "
+            return pages.show_error("Start in your client", "This link signs you in to a client that has asked for "
+                                    "access in this browser. Connect from your client first; then open the link "
                                     "again, or type its code on the page that appears.", status=200)
         client = await self.find_client(parked)
         return pages.show_sign_in_link(f"{self.base}/oauth/link", request.query().get("code", ""), parked.id,
@@ -205,7 +205,7 @@ class SignIn:
         """Answer with the consent page."""
         uri = parked.asked.redirect_uri
         answer = pages.show_consent(pages.Question(
-            program=client.name, host=consent.find_place(uri), document_host=consent.find_document_host(client),
+            client=client.name, host=consent.find_place(uri), document_host=consent.find_document_host(client),
             local=consent.is_local(uri),
             person=user.name or user.email or user.principal_id, tenant=tenant, principal=str(user.principal),
             role=user.role, scopes=parked.shown, path=f"{self.base}/oauth/consent",
@@ -235,18 +235,18 @@ class SignIn:
 
     async def grant(self, parked: Parked, client: stored_oauth.OAuthClient, user: stored_oauth.User,
                     scopes: frozenset[str]) -> wire.Answer:
-        """Send the browser back to the program with a code."""
+        """Send the browser back to the client with a code."""
         return self.end(parked, code=await make_grant(self.server, client, parked.asked, user, scopes))
 
     def end(self, parked: Parked, **parameters: str) -> wire.Answer:
-        """Send the browser back to the program, and end the sign-in."""
+        """Send the browser back to the client, and end the sign-in."""
         answer = requests.redirect_back(self.server, parked.asked, **parameters)
         answer.headers.append(drop_parked(self.server, parked))
         return answer
 
     async def refuse(self, parked: Parked, no: admission.SignInRefused,
                      headers: list[tuple[bytes, bytes]]) -> wire.Answer:
-        """Tell a person why not, with a way back to the program, which is told too then."""
+        """Tell a person why not, with a way back to the client, which is told too then."""
         self.note("sign_in_refused", no.because, provider=parked.provider)
         back = requests.redirect_back(self.server, parked.asked, error=no.code,
                                       error_description="the person may not sign in")
@@ -263,9 +263,9 @@ class SignIn:
         return parked
 
     async def find_client(self, parked: Parked) -> stored_oauth.OAuthClient:
-        """Return the program that asks; raises SignInRefused if it was removed meanwhile."""
+        """Return the client that asks; raises SignInRefused if it was removed meanwhile."""
         if (client := await find_client(self.server, parked.asked.client_id)) is None:
-            raise admission.SignInRefused("An administrator has removed the program that asks.",
+            raise admission.SignInRefused("An administrator has removed the client that asks.",
                                           "the client was removed")
         return client
 

@@ -194,7 +194,7 @@ def sign_access_token(server: AuthorizationServer, allowed: grants.Allowed) -> t
 
 
 async def take_back_token(server: AuthorizationServer, request: wire.Request) -> wire.Answer:
-    """Revoke a token of the program that asks: a refresh token with its session, an access token alone.
+    """Revoke a token of the client that asks: a refresh token with its session, an access token alone.
 
     An unknown token is as good as revoked.  The text says what a token is, so token_type_hint is ignored.
     """
@@ -229,7 +229,7 @@ async def read_own_token(server: AuthorizationServer, token: str) -> jwt.Claims 
 async def revoke_access_token(server: AuthorizationServer, claims: jwt.Claims, client_id: str) -> None:
     """Revoke one access token, once."""
     if claims.client_id != client_id:
-        raise wire.OAuthError("invalid_grant", "the token is another program's")
+        raise wire.OAuthError("invalid_grant", "the token is another client's")
     known, jti = server.engine.find_extension(RevocationSet), claims.jti or ""
     if known is not None:
         await known.freshen()
@@ -239,7 +239,7 @@ async def revoke_access_token(server: AuthorizationServer, claims: jwt.Claims, c
     said = {"about_token": jti, "about_session": claims.sid, "about_client": client_id, "of_tenant": claims.tenant_id}
 
     def take_back(work: Work) -> None:
-        revoke(work, "token", jti, claims.exp + REVOKED_LONGER_SECONDS, str(by.principal), "by the program")
+        revoke(work, "token", jti, claims.exp + REVOKED_LONGER_SECONDS, str(by.principal), "by the client")
         audit_change(server.engine, work, "token_revoked", "info", by, **said)
     await server.directory.change(take_back, *REVOCATION_KEYS)
     await audit_in_tenant(server.engine, by, claims.tenant_id, "token_revoked", "info", **said)

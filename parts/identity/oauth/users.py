@@ -101,7 +101,7 @@ async def change_user(engine: Engine, caller: Caller, ask: wire_oauth.ChangeUser
     """Change a person's role, scopes or token life, or disable the person.
 
     With other rights, and when disabled, all access tokens of the person are refused within five seconds, and its
-    programs have to ask again.
+    clients have to ask again.
     """
     old = await require_user(engine, caller, ask.user_id)
     sessions = await list_sessions_of(engine, old.user_id) if has_less(old, apply_change(old, ask, 0.0)) else []

@@ -1,4 +1,4 @@
-"""What the tests of tokens share: a program and a person by their rows, a grant, and the requests of a program."""
+"""What the tests of tokens share: a client and a person by their rows, a grant, and the requests of a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.identity.oauth.conftest import PUBLIC_URL
 
 REDIRECT = "http://127.0.0.1:33418/callback"
 RESOURCE = f"{PUBLIC_URL}/mcp"
-VERIFIER = "a-verifier-of-a-program-that-is-long-enough-0123"
+VERIFIER = "a-verifier-of-a-client-that-is-long-enough-0123"
 SCOPES = frozenset({"tasks:read", "tasks:write"})
 FORM = ("content-type", "application/x-www-form-urlencoded")
 
@@ -33,17 +33,17 @@ CHALLENGE = challenge_of(VERIFIER)
 
 
 class Program:
-    """A program that somebody allows in, and its requests to one gate."""
+    """A client that somebody allows in, and its requests to one gate."""
 
     def __init__(self, served: Served, client: OAuthClient, user: User) -> None:
         self.served, self.client, self.user = served, client, user
 
     def at(self, served: Served) -> Program:
-        """Return the same program, talking to another gate."""
+        """Return the same client, talking to another gate."""
         return Program(served, self.client, self.user)
 
     async def keep(self, **changes: Any) -> None:
-        """Store the program and the person; `client` and `user` change their rows."""
+        """Store the client and the person; `client` and `user` change their rows."""
         self.client = replace(self.client, **changes.get("client", {}))
         self.user = replace(self.user, **changes.get("user", {}))
 
@@ -53,7 +53,7 @@ class Program:
         await self.served.gate.oauth.directory.change(keep)     # type: ignore[union-attr]
 
     async def code(self, scopes: frozenset[str] = SCOPES, challenge: str = CHALLENGE, resource: str = RESOURCE) -> str:
-        """Let the person allow the program in; return the code."""
+        """Let the person allow the client in; return the code."""
         asked = AuthorizationRequest(self.client.client_id, REDIRECT, "a-state", scopes, resource, challenge)
         oauth = self.served.gate.oauth
         assert oauth is not None
@@ -126,7 +126,7 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 async def program_of(served: Served, name: str = "app", **changes: Any) -> Program:
-    """Store a program and a person who may allow it in."""
+    """Store a client and a person who may allow it in."""
     now, tenant = served.backend.now(), served.tenant_id
     client = OAuthClient(name, "registered", "An app", json.dumps([REDIRECT]), None, "none", None, None, None, False,
                          False, None, now, "test", now)

@@ -1,4 +1,4 @@
-"""Operations on programs: D8 of the threats, who may, what ends with a program, and that all of it is audited."""
+"""Operations on clients: D8 of the threats, who may, what ends with a client, and that all of it is audited."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Programs:
         return await self.directory.find(OAuthClient, client_id)
 
     async def grant(self, client_id: str, *ids: str) -> None:
-        """Let people have sessions with a program."""
+        """Let people have sessions with a client."""
         rows = [Grant(id, "u1", client_id, HOME, "agent", "ada", "agent", "[]", "http://localhost/mcp", "https://x/cb",
                       "c" * 43, "h" * 64, 1.0, 60, 1.0, 2.0) for id in ids]
 

@@ -1,4 +1,4 @@
-"""How programs prove at the token endpoint that they are themselves: one way, theirs, and once."""
+"""How clients prove at the token endpoint that they are themselves: one way, theirs, and once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Token:
         return made
 
     async def keep(self, **said: Any) -> str:
-        """Keep a program with a metadata document that was read a moment ago."""
+        """Keep a client with a metadata document that was read a moment ago."""
         whole = {"client_id": URL, "redirect_uris": ["http://localhost/cb"], "jwks": JWKS,
                  "token_endpoint_auth_method": "private_key_jwt", **said}
         client = assertions_client(whole, self.server.engine.backend.now())

@@ -1,4 +1,4 @@
-"""The console is a program of the gate's own authorization server: known to it, asked for no consent, and only here."""
+"""The console is a client of the gate's own authorization server: known to it, asked for no consent, and only here."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_a_session_ends_with_its_access_token(gate: Served) -> None:
 
 
 async def test_only_the_page_of_this_gate_gets_the_codes_of_the_console(serve_oauth: Callable[..., Any]) -> None:
-    """Another port of this machine is another program, and nobody is asked for consent."""
+    """Another port of this machine is another client, and nobody is asked for consent."""
     gate = await serve_oauth(console=ConsoleSettings(enabled=True), public_url="http://127.0.0.1:8080",
                              allowed_hosts=("localhost",))
     told = await about(gate)
@@ -118,7 +118,7 @@ async def test_only_the_page_of_this_gate_gets_the_codes_of_the_console(serve_oa
                  "https://evil.example/console/"):
         answer = await gate.call("GET", asking.url(redirect_uri=back), token=None)
         assert (answer.status, "location" in answer.headers) == (400, False)
-        assert "not one that this program has registered" in Page(answer).text
+        assert "not one that this client has registered" in Page(answer).text
 
 
 async def test_the_console_is_no_program_while_it_is_off_and_an_admin_may_disable_it(
@@ -129,7 +129,7 @@ async def test_the_console_is_no_program_while_it_is_off_and_an_admin_may_disabl
 
     if off is not None:
         answer = await off.call("GET", Program(off).url(client_id="asyncgate-console"), token=None)
-        assert (answer.status, "no program with this client_id" in Page(answer).text) == (400, True)
+        assert (answer.status, "no client with this client_id" in Page(answer).text) == (400, True)
     await gate.post(f"/v1/clients/{row.client_id}", {"disabled": True, "reason": "a test"})
 
     assert (row.client_id, (await exchange(gate, code)).status) == ("asyncgate-console", 401)

@@ -1,4 +1,4 @@
-"""Programs that are named by their metadata documents: what is read, how often, what is kept, and who can cause it."""
+"""Clients that are named by their metadata documents: what is read, how often, what is kept, and who can cause it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ VSCODE: dict[str, Any] = {
 def url(sqlite_url: str) -> str:
     """Run on SQLite alone: these tests are about what is fetched when.
 
-    Programs are kept as those of test_clients, which tries both.
+    Clients are kept as those of test_clients, which tries both.
     """
     return sqlite_url
 
@@ -227,7 +227,7 @@ async def server(serve: Serve, signing_key_path: Path, authority: trustme.CA) ->
 
 
 async def sign_in(server: AuthorizationServer, client: OAuthClient) -> bool:
-    """Let somebody sign in with a program."""
+    """Let somebody sign in with a client."""
     return await server.directory.change(lambda work: note_sign_in(work, client), (OAuthClient, (client.client_id,)))
 
 
@@ -350,7 +350,7 @@ async def test_a_setting_turns_documents_off_but_for_pinned_ones(
 
 @pytest.fixture
 async def used(server: AuthorizationServer, source: Source) -> str:
-    """A program that somebody has signed in with."""
+    """A client that somebody has signed in with."""
     url = source.publish()
     client = await find_client(server, url)
     assert client is not None
@@ -460,7 +460,7 @@ async def test_a_person_allows_a_program_in_that_is_named_by_its_document(
     assert (await browser.get(program.url())).status == 400
 
 
-# The keys of programs that sign.
+# The keys of clients that sign.
 
 
 async def test_the_keys_of_a_program_are_read_again_for_an_unknown_one_and_stay_while_their_source_is_down(

@@ -1,4 +1,4 @@
-"""A company's identity provider vouches for people (ID-JAG): programs come in without a browser."""
+"""A company's identity provider vouches for people (ID-JAG): clients come in without a browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def company() -> Iterator[StandIn]:
 
 
 class Office:
-    """A gate that believes a company's provider, and a program of that company."""
+    """A gate that believes a company's provider, and a client of that company."""
 
     def __init__(self, served: Served, company: StandIn, client: dict[str, Any]) -> None:
         self.served, self.company = served, company

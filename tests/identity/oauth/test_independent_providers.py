@@ -1,4 +1,4 @@
-"""People sign in at OpenID providers that others wrote, and the program gets a token that the gate accepts."""
+"""People sign in at OpenID providers that others wrote, and the client gets a token that the gate accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "s e/c:ret"
 
 @pytest.fixture
 def url(sqlite_url: str) -> str:
-    """Run on SQLite alone: these tests are about what programs of others answer over HTTP.
+    """Run on SQLite alone: these tests are about what clients of others answer over HTTP.
 
     What is kept of a sign-in test_tokens tries on both.
     """
@@ -86,7 +86,7 @@ async def exchange(served: Served, program: Program, browser: Browser) -> dict[s
 
 
 async def finish(served: Served, program: Program, browser: Browser, back: str) -> tuple[Page, dict[str, Any]]:
-    """Come back from the provider, allow the program in, and let it ask who it is."""
+    """Come back from the provider, allow the client in, and let it ask who it is."""
     assert back.startswith(f"{CALLBACK}?"), back
     consent = await browser.get(back)
     await browser.submit(consent, "allow")

@@ -54,14 +54,14 @@ def there() -> Iterator[StandIn]:
 
 
 class Scene:
-    """A gate with identity providers, a program that asks, and a browser."""
+    """A gate with identity providers, a client that asks, and a browser."""
 
     def __init__(self, served: Served, program: Program, there: StandIn) -> None:
         self.served, self.program, self.there = served, program, there
         self.browser = Browser(served)
 
     async def leave(self, provider: str = "id", browser: Browser | None = None, **asked: Any) -> str:
-        """Go from the program to a provider; return where the browser is."""
+        """Go from the client to a provider; return where the browser is."""
         browser = browser or self.browser
         page = await browser.get(self.program.url(**asked))
         await browser.get(page.links[{"id": "Continue with Id", "github": "Continue with GitHub",

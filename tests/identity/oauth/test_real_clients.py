@@ -1,4 +1,4 @@
-"""Programs that nobody here wrote sign a person in at a running gate, call it, refresh, and end their session.
+"""Clients that nobody here wrote sign a person in at a running gate, call it, refresh, and end their session.
 
 The SDKs of MCP for Python and TypeScript, oauth4webapi and Authlib as strict clients of OAuth, the Inspector's command
 line, mcp-remote, and the official conformance suite.
@@ -34,7 +34,7 @@ REDIRECT = "http://127.0.0.1:6276/oauth/callback"
 
 @pytest.fixture
 def url(sqlite_url: str) -> str:
-    """Run on SQLite alone: these tests are about what programs of others say over HTTP.
+    """Run on SQLite alone: these tests are about what clients of others say over HTTP.
 
     The statements behind that test_tokens tries on both.
     """
@@ -66,7 +66,7 @@ class OAuthLive(Live):
         return self.people[-1]
 
     def register(self, *redirects: str) -> str:
-        """Register a program; return its client id."""
+        """Register a client; return its client id."""
         made = self.ask("POST", "/admin/oauth/clients", client_name="a test", redirect_uris=[*redirects])
         return str(made["client_id"])
 
@@ -82,7 +82,7 @@ def gate(url: str, signing_key_path: Path) -> Iterator[OAuthLive]:
 
 
 def converse(node: Node, person: Person, *arguments: str) -> dict[str, Any]:
-    """Run the program of `oauth_client.mjs`; open in a browser what it asks for."""
+    """Run the client of `oauth_client.mjs`; open in a browser what it asks for."""
     command = ["node", "--input-type=module", "--eval", SCRIPT.read_text(encoding="utf-8"), "--", *arguments]
     with subprocess.Popen(command, cwd=node.folder, env=node.environment, text=True, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
@@ -134,11 +134,11 @@ class Kept:
         self.tokens = tokens
 
     async def get_client_info(self) -> Any:
-        """Return what the gate knows the program as."""
+        """Return what the gate knows the client as."""
         return self.client
 
     async def set_client_info(self, client_info: Any) -> None:
-        """Keep what the gate knows the program as."""
+        """Keep what the gate knows the client as."""
         self.client = client_info
 
 
@@ -185,7 +185,7 @@ async def test_the_sdk_for_python_signs_a_person_in_and_refreshes(gate: OAuthLiv
 
 
 async def test_the_sdk_for_python_asks_again_for_a_scope_that_a_call_needs(gate: OAuthLive) -> None:
-    """The lists of tools hide what a token may not call, so this is a program that knows the tool already."""
+    """The lists of tools hide what a token may not call, so this is a client that knows the tool already."""
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
@@ -221,7 +221,7 @@ def test_authlib_exchanges_refreshes_and_revokes(gate: OAuthLive) -> None:
 
 
 def run_beside(node: Node, person: Person, *command: str) -> tuple[int, str]:
-    """Run a program that prints an address for a browser and listens for its answer; return how it ended."""
+    """Run a client that prints an address for a browser and listens for its answer; return how it ended."""
     path = str(node.folder / "node_modules/.bin" / command[0])
     environment = {**node.environment, "MCP_AUTO_OPEN_ENABLED": "true"}    # the Inspector asks for a terminal otherwise
     with subprocess.Popen([path, *command[1:]], cwd=node.folder, env=environment, text=True, bufsize=1,

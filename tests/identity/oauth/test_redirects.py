@@ -1,4 +1,4 @@
-"""Redirect URIs: D1 and D8 of the threats, and the lists that real programs have."""
+"""Redirect URIs: D1 and D8 of the threats, and the lists that real clients have."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_program_has_one_to_twenty() -> None:
     many = [f"https://app.example/{number}" for number in range(MOST_REDIRECTS + 1)]
 
     assert check_redirects(many[1:]) is None
-    assert check_redirects(many) == check_redirects([]) == "a program has 1 to 20 redirect URIs"
+    assert check_redirects(many) == check_redirects([]) == "a client has 1 to 20 redirect URIs"
 
 
 @pytest.mark.parametrize("registered", LOOPBACK)

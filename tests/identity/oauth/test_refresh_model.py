@@ -20,7 +20,7 @@ from tests.identity.oauth.granting import Program, program_of
 
 GRACE_SECONDS = 30
 NEAR, FAR = "192.0.2.7", "198.51.100.7"
-STEPS = st.lists(st.tuples(st.sampled_from(["here", "here", "elsewhere", "other program", "later"]),
+STEPS = st.lists(st.tuples(st.sampled_from(["here", "here", "elsewhere", "other client", "later"]),
                            st.integers(0, 3)), max_size=12)
 
 
@@ -33,12 +33,12 @@ class Family:
     def use(self, how: str, token: str) -> str | None:
         """Return what a use gives: "" for a new token, the successor that it gives again, or None for a refusal."""
         age, place = self.tokens.index(token), FAR if how == "elsewhere" else NEAR
-        if self.ended or (age == 0 and how == "other program"):
+        if self.ended or (age == 0 and how == "other client"):
             return None
         if age == 0:
             self.in_grace, self.place = True, place
             return ""
-        if age == 1 and self.in_grace and place == self.place and how != "other program":
+        if age == 1 and self.in_grace and place == self.place and how != "other client":
             return self.tokens[0]
         self.ended = True
         return None
@@ -52,7 +52,7 @@ async def follow(program: Program, other: Program, steps: list[tuple[str, int]])
             await let_grace_end(program, family)
             continue
         token = family.tokens[min(age, len(family.tokens) - 1)]
-        by = other if how == "other program" else program
+        by = other if how == "other client" else program
         answer = await by.refresh(token, FAR if how == "elsewhere" else NEAR)
         expected = family.use(how, token)
         assert (answer.status == 200) is (expected is not None), (how, age, answer)

@@ -1,4 +1,4 @@
-"""Programs that register themselves: only where a setting says so, bounded, and forgotten when nobody uses them."""
+"""Clients that register themselves: only where a setting says so, bounded, and forgotten when nobody uses them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODEX: dict[str, Any] = {
 
 
 class Registering:
-    """A gate at which programs register themselves."""
+    """A gate at which clients register themselves."""
 
     def __init__(self, gate: Served) -> None:
         assert gate.gate.oauth is not None
@@ -75,7 +75,7 @@ class Registering:
         return float(self.server.engine.backend.now())
 
     def row(self, id: str, created: float = 0.0, **more: Any) -> OAuthClient:
-        """A program that was registered so many seconds ago."""
+        """A client that was registered so many seconds ago."""
         then = self.now() - created
         return replace(OAuthClient(id, "dynamic", "n", "[]", None, "none", None, None, None, False, False, None, then,
                                    "itself", then), **more)
@@ -187,7 +187,7 @@ async def test_what_nobody_uses_is_forgotten_but_nothing_that_an_admin_has_touch
             *[registering.row(f"touched{at}", 1e9, **{name: value}) for at, (name, value) in enumerate({
                 "pinned": True, "trusted": True, "disabled_at": 1.0, "tenant": "t", "scopes": "[]",
                 "access_days": 5, "origin": "registered"}.items())]]
-    await registering.gate.end_loops()      # the gate forgets programs by itself, too
+    await registering.gate.end_loops()      # the gate forgets clients by itself, too
     await registering.store(*gone, *kept)
 
     assert [row for row in (*gone, *kept) if is_left(row, registering.now(), UNUSED_SECONDS)] == gone

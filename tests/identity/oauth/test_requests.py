@@ -1,4 +1,4 @@
-"""What programs ask for at /oauth/authorize: D1, D2, D6 and D10 of the threats."""
+"""What clients ask for at /oauth/authorize: D1, D2, D6 and D10 of the threats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def url(sqlite_url: str) -> str:
 
 
 class Asking:
-    """A gate with a registered program, and what the program asks for."""
+    """A gate with a registered client, and what the client asks for."""
 
     def __init__(self, gate: Served, client_id: str = "") -> None:
         assert gate.gate.oauth is not None
@@ -39,7 +39,7 @@ class Asking:
         self.server: AuthorizationServer = gate.gate.oauth
 
     async def register(self, *redirect_uris: str, **more: Any) -> Asking:
-        """Register another program."""
+        """Register another client."""
         made = await self.gate.post("/v1/clients", {
             "client_name": "App", "redirect_uris": redirect_uris or (BACK,), **more})
         return Asking(self.gate, made["client_id"])
@@ -53,7 +53,7 @@ class Asking:
         return asked
 
     async def refusal(self, **changed: Any) -> dict[str, list[str]]:
-        """Ask for something that is refused; return what the program is told."""
+        """Ask for something that is refused; return what the client is told."""
         with pytest.raises(RefusedRequest) as no:
             await self.ask(**changed)
         answer = redirect_back(self.server, no.value.asked, **no.value.parameters())
@@ -65,7 +65,7 @@ class Asking:
 
 @pytest.fixture
 async def asking(oauth_gate: Served) -> Asking:
-    """A gate with OAuth on, and a program."""
+    """A gate with OAuth on, and a client."""
     return await Asking(oauth_gate).register(BACK, "http://localhost/cb")
 
 
@@ -80,7 +80,7 @@ async def test_a_good_request_is_read_and_answered_with_its_state_to_the_byte(as
 
 
 async def test_a_program_need_not_send_a_state(asking: Asking) -> None:
-    """The TypeScript SDK sends none unless its user makes one; the challenge protects the program (RFC 9700 2.1)."""
+    """The TypeScript SDK sends none unless its user makes one; the challenge protects the client (RFC 9700 2.1)."""
     assert (await asking.ask(state=...)).state is None
     assert "state" not in await asking.refusal(state=..., response_type="token")
 
@@ -103,7 +103,7 @@ NOWHERE: list[dict[str, Any]] = [
 
 
 async def test_an_unproven_request_redirects_nowhere(asking: Asking) -> None:
-    """Whatever else is wrong with it: the program and the redirect URI are looked at first."""
+    """Whatever else is wrong with it: the client and the redirect URI are looked at first."""
     for changed in NOWHERE:
         for wrong in ({}, {"response_type": "token"}):
             with pytest.raises(BadRequestPage):

@@ -1,4 +1,4 @@
-"""The gate as a resource server: what a refusal tells a program, and whose tokens are accepted for what."""
+"""The gate as a resource server: what a refusal tells a client, and whose tokens are accepted for what."""
 
 from __future__ import annotations
 

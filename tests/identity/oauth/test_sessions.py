@@ -1,4 +1,4 @@
-"""Sessions of people with programs: who sees them, who ends them, and what is on record of them (spec 21.9.1)."""
+"""Sessions of people with clients: who sees them, who ends them, and what is on record of them (spec 21.9.1)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROOM = "6f1c2b9e-0000-4000-8000-00000000000a"
 
 @pytest.fixture
 async def program(serve_oauth: Callable[..., Any]) -> Program:
-    """A program that Ada allows in, at a gate with the console."""
+    """A client that Ada allows in, at a gate with the console."""
     return await program_of(await serve_oauth(console=ConsoleSettings(enabled=True)))
 
 
 async def allow(program: Program) -> None:
-    """Write down that the person lets the program in."""
+    """Write down that the person lets the client in."""
     oauth = program.served.gate.oauth
     consent = Consent(program.user.user_id, program.client.client_id, '["tasks:read"]', REDIRECT,
                       program.served.backend.now())
@@ -36,7 +36,7 @@ async def allow(program: Program) -> None:
 
 
 async def another(program: Program, name: str, principal: str, **user: Any) -> Program:
-    """Return another person with another program."""
+    """Return another person with another client."""
     return await program_of(program.served, name, user={"principal_id": principal, **user})
 
 
@@ -55,7 +55,7 @@ async def room(served: Served, role: str = "admin", **more: Any) -> str:
 
 
 async def in_console(program: Program) -> str:
-    """Let the person of a program sign in to the console with the account; return the access token."""
+    """Let the person of a client sign in to the console with the account; return the access token."""
     console = await program_of(program.served, CONSOLE_CLIENT, user={
         "user_id": program.user.user_id, "principal_id": program.user.principal_id})
     return str((await console.begin())["access_token"])

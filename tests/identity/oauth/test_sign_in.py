@@ -1,4 +1,4 @@
-"""People sign in with links and allow a program in: D5, D7, D9 of the threats as far as no provider is involved."""
+"""People sign in with links and allow a client in: D5, D7, D9 of the threats as far as no provider is involved."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def events(served: Served, event: str, tenant: str | None = None) -> list[
 
 @pytest.fixture
 async def program(oauth_gate: Served) -> Program:
-    """A program that is registered."""
+    """A client that is registered."""
     return await Program(oauth_gate).register()
 
 
@@ -104,7 +104,7 @@ async def test_looking_at_a_link_does_not_spend_it(oauth_gate: Served, program: 
 async def test_a_link_in_a_browser_without_a_sign_in_says_where_to_begin(oauth_gate: Served, browser: Browser) -> None:
     page = await browser.get(f"/oauth/link?code={await make_code(oauth_gate)}")
 
-    assert "Connect from your program first" in page.text
+    assert "Connect from your client first" in page.text
     assert page.forms == []
 
 
@@ -249,7 +249,7 @@ async def test_consent_warns_of_a_program_on_this_machine(oauth_gate: Served, br
 
     page, other = await sign_in(browser, here), await sign_in(browser, app)
 
-    assert "goes to a program on this machine" in page.text
+    assert "goes to a client on this machine" in page.text
     assert "cursor://anysphere.cursor-retrieval" in other.text
     assert "form-action 'self' http://localhost:8787;" in page.headers["content-security-policy"]
     assert "form-action 'self' cursor:;" in other.headers["content-security-policy"]
@@ -384,7 +384,7 @@ async def test_cookies_are_bound_to_the_host_and_to_tls(serve_oauth: Callable[..
 
 
 async def rename(served: Served, program: Program, name: str) -> None:
-    """Give a program a name that register_client would refuse."""
+    """Give a client a name that register_client would refuse."""
     [client] = [one for one in await rows(served, OAuthClient) if one.client_id == program.client_id]
     await keep(served, replace(client, name=name))
 

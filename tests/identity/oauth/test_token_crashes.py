@@ -40,7 +40,7 @@ Directory.change = change_and_die
 
 
 async def make_codes(url: str, signing_key_path: Path) -> list[str]:
-    """Let somebody allow a program in, twice; return the codes."""
+    """Let somebody allow a client in, twice; return the codes."""
     security = SecuritySettings(oauth=OAuth(enabled=True), jwt=Jwt(private_key_path=str(signing_key_path)))
     gate = Gate(settings_for_tests(api_key=TOKEN, public_url=PUBLIC_URL, security=security), await open_backend(url))
     async with gate.app.router.lifespan_context(gate.app):

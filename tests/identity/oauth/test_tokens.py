@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def program(oauth_gate: Served) -> Program:
-    """A program that Ada allows in."""
+    """A client that Ada allows in."""
     return await program_of(oauth_gate)
 
 
@@ -358,7 +358,7 @@ async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_prog
 
 @pytest.fixture
 async def limited(serve_oauth: Callable[..., Any], signing_key_path: Path) -> Program:
-    """A program of a gate where an address may make two calls a minute without a credential."""
+    """A client of a gate where an address may make two calls a minute without a credential."""
     said = oauth_settings(signing_key_path)["security"]
     limits = RateLimiting(enabled=True, anonymous_calls_per_minute=2, default_tier="enterprise")
     return await program_of(await serve_oauth(security=replace(said, rate_limiting=limits)))

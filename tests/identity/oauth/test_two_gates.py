@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def programs(serve_oauth: Callable[..., Any]) -> list[Program]:
-    """One program, as it talks to each of two gates."""
+    """One client, as it talks to each of two gates."""
     one = await program_of(await serve_oauth(instance_id="one"))
     return [one, one.at(await serve_oauth(instance_id="two"))]
 

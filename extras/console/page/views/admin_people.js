@@ -1,4 +1,4 @@
-// People who may sign in, and the sessions of programs that act for them.
+// People who may sign in, and the sessions of clients that act for them.
 
 import {callAll} from "../api.js";
 import {askForm, note} from "../dialogs.js";
@@ -67,7 +67,7 @@ function disable(page, user) {
 
 function signOut(page, user) {
   return askForm(`Sign out ${user.email || user.principal_id} everywhere`, {
-    says: "All sessions of programs that act for this person end.", button: "Sign out", danger: true,
+    says: "All sessions of clients that act for this person end.", button: "Sign out", danger: true,
     run: async () => {
       const {sessions_ended: ended} = await page.act("sign_out_everywhere", {user_id: user.user_id});
       note(`${ended} ${ended === 1 ? "session" : "sessions"} ended`);
@@ -85,7 +85,7 @@ export function showSessions({rows, more}, page) {
   const sessions = tenant ? rows.filter((one) => one.tenant === tenant) : rows;
   const now = page.now();
   const columns = [
-    {name: "client_name", title: "Program", grow: true, show: (one) => say(one.client_name ?? one.client_id)},
+    {name: "client_name", title: "Client", grow: true, show: (one) => say(one.client_name ?? one.client_id)},
     {name: "principal_id", title: "Acts as", show: (one) => who({kind: one.principal_kind, id: one.principal_id})},
     {name: "begun_at", title: "Begun", wide: true, show: (one) => when(one.begun_at, now)},
     {name: "last_used_at", title: "Last used", show: (one) => when(one.last_used_at, now)},
@@ -97,7 +97,7 @@ export function showSessions({rows, more}, page) {
     h("div", {class: "actions end"},
       exportMenu("sessions", columns, sessions, {more}), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
-      key: (one) => one.session_id, empty: ["No program has a session. One begins when a person connects a program: ",
+      key: (one) => one.session_id, empty: ["No client has a session. One begins when a person connects a client: ",
         offerCommand(connectHere())]}),
     more && sayThereAreMore(rows, "sessions")];
 }
