@@ -146,7 +146,7 @@ SIZES = click.Choice(["2048", "3072", "4096"])
 @calling.as_json
 def make(path: str, bits: str, as_json: bool) -> None:
     """Make a signing key in a new file that only you can read; an existing file is never replaced."""
-    from asyncgate.parts.identity.oauth.signing import generate_pem, load_signing_keys
+    from asyncgate.parts.identity.signing import generate_pem, load_signing_keys
 
     with KeyFile(path, "--file") as kept:
         kept.put(generate_pem(int(bits)).rstrip())
@@ -163,7 +163,7 @@ def make(path: str, bits: str, as_json: bool) -> None:
 @calling.as_json
 def rotate(path: str, bits: str, overlap_days: int, as_json: bool) -> None:
     """Put a new key in the place of the current one; tokens of the old one stay valid for the overlap."""
-    from asyncgate.parts.identity.oauth.signing import load_signing_keys, rotate_key_file
+    from asyncgate.parts.identity.signing import load_signing_keys, rotate_key_file
 
     old = load_signing_keys(path).current.key.kid
     kid = rotate_key_file(path, time.time(), overlap_days * DAY_SECONDS, int(bits)).key.kid
@@ -177,7 +177,7 @@ def rotate(path: str, bits: str, overlap_days: int, as_json: bool) -> None:
 @calling.as_json
 def show(path: str, as_json: bool) -> None:
     """Print the public keys as a key set (JWKS), as a gate publishes them."""
-    from asyncgate.parts.identity.oauth.signing import load_signing_keys
+    from asyncgate.parts.identity.signing import load_signing_keys
 
     text = msgspec.json.encode(load_signing_keys(path).jwks())
     click.echo(text if as_json else msgspec.json.format(text))

@@ -111,7 +111,8 @@ def test_the_table_says_what_the_matrix_says() -> None:
     assert declared == {name: ({*MATRIX[name][0].split()}, {*MATRIX[name][1].split()}) for name in declared}
 
 
-OWN_SESSIONS = {"list_sessions", "end_session", "sign_out_everywhere", "list_consents", "withdraw_consent"}
+OWN_SESSIONS = harness.are_here([
+    "list_sessions", "end_session", "sign_out_everywhere", "list_consents", "withdraw_consent"])
 
 
 def test_no_operation_but_these_is_for_everybody() -> None:

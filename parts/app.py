@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -27,7 +27,6 @@ from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
 from asyncgate.parts.metrics.shown import Sources
 from asyncgate.parts.model import errors
-from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.settings import Settings
@@ -39,7 +38,6 @@ from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from asyncgate.parts.identity.oauth.server import AuthorizationServer
     from asyncgate.parts.receipts.outbox import Ledger
 
 log = logging.getLogger("asyncgate")
@@ -58,15 +56,11 @@ class Gate(Front):
         self.ledger: Ledger | None = None       # set in integrated mode only
         self.traffic = Traffic()
         super().__init__(settings, operations, self._life)
-        self.oauth: AuthorizationServer | None = None
-        if settings.security.oauth.enabled:
-            from asyncgate.parts.identity.oauth.server import AuthorizationServer
-            self.oauth = AuthorizationServer(settings, self.send)
-            assert self.identity.tokens is not None     # the server has a signing key
-            self.challenges = Challenges(self.oauth.issuer)
-            self.oauth.accept_own_tokens(self.identity.tokens)
-            self.app.router.routes.extend(routes := self.oauth.routes())
-            self.open_paths = {route.path for route in routes if getattr(route.app, "open", False)}
+        self.when_opened: list[Callable[[Engine, Guard], None]] = []
+        self.joined: dict[str, Any] = {}        # what extras keep at a gate, by their names
+        if settings.security.oauth.enabled and "oauth" not in find_extras():
+            raise errors.StartupError(
+                "security.oauth.enabled needs the extra oauth, which this installation lacks")
         self.app.router.routes.extend(route for extra in find_extras().values() for route in extra.routes(self))
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
@@ -110,8 +104,8 @@ class Gate(Front):
         engine.extend(self.service, Changes(engine))
         engine.extend(TypeWarnings(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
-        if self.oauth is not None:
-            self.oauth.open(engine, self.guard)
+        for begin in self.when_opened:
+            begin(engine, self.guard)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
 

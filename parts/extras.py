@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
 from msgspec import Struct
 from starlette.routing import Route
@@ -14,14 +15,25 @@ from starlette.routing import Route
 import asyncgate
 from asyncgate import Engine, Operation
 from asyncgate.parts.faces.serving import Serving
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.process.duties import Duty
+
+
+class Opening(Serving, Protocol):
+    """A gate to which an extra joins its routes, before anything is open."""
+
+    identity: Identity
+    open_paths: Set[str]        # that pages of any site may call
+    joined: dict[str, Any]      # what extras keep at a gate, by their names
+    when_opened: list[Callable[[Engine, Guard], None]]
 
 
 class Extra(Struct, frozen=True, kw_only=True):
     """What `EXTRA` in the file extra.py of a folder joins to the gate."""
 
     operations: Sequence[Operation] = ()
-    routes: Callable[[Serving], list[Route]] = lambda gate: []                      # of the app
+    routes: Callable[[Opening], list[Route]] = lambda gate: []                      # of the app
     duties: Callable[[Engine], dict[str, Duty]] = lambda engine: {}                 # for the upkeep
     beside: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None   # entered while the gate serves
     commands: Mapping[str, str] = {}    # of `asyncgate`, with the modules that have them

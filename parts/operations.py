@@ -8,7 +8,6 @@ from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
 from asyncgate.parts import service
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import admin, budgets, incidents, usage
-from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model import wire
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, types, workers
 from asyncgate.parts.receipts import admin as receipts_admin
@@ -44,8 +43,6 @@ OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, schedules.REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS,
     *lists.OPERATIONS, *schedules.OPERATIONS, *short_ids.OPERATIONS, *searching.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *types.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
-    *admin.OPERATIONS,
-    *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS,
-    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS,
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS,
-    *service.OPERATIONS, *(op for extra in find_extras().values() for op in extra.operations))
+    *admin.OPERATIONS, *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *receipts_admin.OPERATIONS,
+    *archive_admin.OPERATIONS, *service.OPERATIONS,
+    *(op for extra in find_extras().values() for op in extra.operations))

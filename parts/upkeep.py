@@ -69,7 +69,7 @@ class Upkeep(Duties, Extension):
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "retention": Duty(RETENTION_SECONDS, RowPruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
-                          **oauth_duties(engine), **duties(engine), **extra_duties(engine)})
+                          **token_duties(engine), **duties(engine), **extra_duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
         self.engine.extend(self)
@@ -258,18 +258,12 @@ class Upkeep(Duties, Extension):
         await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
 
 
-def oauth_duties(engine: Engine) -> dict[str, Duty]:
-    """Return the jobs of a gate that accepts access tokens, and of one that issues them."""
-    security, found = engine.settings.security, dict[str, Duty]()
-    if security.jwt.has_keys:
-        from asyncgate.parts.identity.oauth.revocations import RevocationPruner
-        found["revocations"] = Duty(3600.0, RevocationPruner(engine).run)
-    if security.oauth.enabled:
-        from asyncgate.parts.identity.oauth.pruning import SessionPruner
-        from asyncgate.parts.identity.oauth.registration import ClientPruner
-        found["sessions"] = Duty(3600.0, SessionPruner(engine).run)
-        found["clients"] = Duty(3600.0, ClientPruner(engine).run)
-    return found
+def token_duties(engine: Engine) -> dict[str, Duty]:
+    """Return the jobs of a gate that accepts access tokens."""
+    if not engine.settings.security.jwt.has_keys:
+        return {}
+    from asyncgate.parts.identity.revocations import RevocationPruner
+    return {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
 
 
 def extra_duties(engine: Engine) -> dict[str, Duty]:

@@ -23,7 +23,7 @@ KNOWS = {
     "identity": BELOW,
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
-    "joint": (*BELOW, "faces", "extras"),        # how an extra joins
+    "joint": (*BELOW, "identity", "faces", "extras"),        # how an extra joins
     "extras": (),
     "faces": BELOW,
     "metrics": (*BELOW, "identity", "receipts", "faces"),
@@ -38,6 +38,7 @@ EXTRAS = {
     "ai_worker": ("model", "process", "clients"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands"),
+    "oauth": (*BELOW, "identity", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),
     "webhooks": (*BELOW, "identity", "joint"),

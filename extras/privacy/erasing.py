@@ -26,7 +26,7 @@ from asyncgate.extras.privacy.whom import Whom
 from asyncgate.parts.identity.audit import add_line, visit
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
-from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import to_canonical

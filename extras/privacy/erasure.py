@@ -371,7 +371,7 @@ async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | No
         return lambda said: None
     from joserfc import jwt
 
-    from asyncgate.parts.identity.oauth.signing import load_signing_keys
+    from asyncgate.parts.identity.signing import load_signing_keys
     key = (await asyncio.to_thread(load_signing_keys, path)).current.key
     return lambda said: jwt.encode({"alg": "RS256", "typ": "erasure+jwt", "kid": key.kid}, said, key)
 

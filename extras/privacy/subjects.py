@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from asyncgate import Engine
-from asyncgate.parts.identity.oauth.directory import Directory
-from asyncgate.parts.identity.oauth.revocations import name_principal
+from asyncgate.parts.identity.directory import Directory
+from asyncgate.parts.identity.revocations import name_principal
 from asyncgate.parts.model import cards, queries, stored, stored_oauth, stored_webhooks, wire
 from asyncgate.parts.model.content import decode_json
 

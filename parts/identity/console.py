@@ -24,10 +24,10 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Work
+from asyncgate.parts.identity import revocations
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.oauth import revocations
-from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
-from asyncgate.parts.identity.oauth.sessions import end_grants, find_grants, is_about_self
+from asyncgate.parts.identity.directory import Directory, audit_in_tenant
+from asyncgate.parts.identity.session_rows import end_grants, find_grants, is_about_self
 from asyncgate.parts.model import connection, errors, stored_oauth
 from asyncgate.parts.model.caller import ShownSession
 from asyncgate.parts.model.console import CONSOLE_CLIENT, SESSION_HEADER, BegunSession

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from asyncgate import Operation
     from asyncgate.parts.identity.console import ConsoleSessions
-    from asyncgate.parts.identity.oauth.revocations import RevocationSet
+    from asyncgate.parts.identity.revocations import RevocationSet
     from asyncgate.parts.model.console import BegunSession
 
 log = logging.getLogger("asyncgate")
@@ -195,7 +195,7 @@ class Guard(Extension):
         """Let the check of access tokens, if there is one, refuse those that were revoked."""
         if (tokens := self.identity.tokens) is None and not self.settings.console.enabled:
             return None
-        from asyncgate.parts.identity.oauth.revocations import RevocationSet
+        from asyncgate.parts.identity.revocations import RevocationSet
         known = RevocationSet(self.engine)
         if tokens is not None:
             tokens.note_revoked, tokens.revocations = self.note_revoked_token, known

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, instant
 from asyncgate.parts.identity import admin
+from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.keys_stored import is_good, retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
-from asyncgate.parts.identity.oauth.directory import Directory
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
-from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
+from asyncgate.parts.identity.revocations import REVOCATION_KEYS
+from asyncgate.parts.identity.session_rows import end_grant, find_grants
 from asyncgate.parts.model import queries, stored, stored_oauth, wire_admin
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk

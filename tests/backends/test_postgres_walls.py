@@ -37,7 +37,7 @@ from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
-from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids

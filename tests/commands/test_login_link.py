@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from asyncgate.commands.cli import commands
 from tests.conftest import TOKEN, Live
-from tests.identity.oauth.conftest import write_signing_key
+from tests.extras.oauth.conftest import write_signing_key
 
 
 def test_a_link_is_printed_with_its_code_and_its_life(tmp_path: Path, start: object) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from asyncgate import Operation
 from asyncgate.conformance.oauth_rows import keep_sign_ins
-from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.errors import TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState

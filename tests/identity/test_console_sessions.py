@@ -11,7 +11,7 @@ import pytest
 
 from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.console import MOST_SESSIONS
-from asyncgate.parts.identity.oauth.revocations import REVOCATIONS_SECONDS
+from asyncgate.parts.identity.revocations import REVOCATIONS_SECONDS
 from asyncgate.parts.model.settings import ConsoleSettings
 from tests.conftest import TOKEN, Answer
 from tests.support.console_page import SAME, Browser, ConsolePage

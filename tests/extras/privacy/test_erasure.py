@@ -28,7 +28,7 @@ from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_erasures import read_all
 from asyncgate.conformance.verify_ledger import verify_ledger
-from asyncgate.parts.identity.oauth.signing import generate_pem, read_signing_keys
+from asyncgate.parts.identity.signing import generate_pem, read_signing_keys
 from asyncgate.parts.model.cards import CARDS, PERSONAL, list_fields
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around, FileBackend

@@ -1,0 +1,60 @@
+"""Two gates on one database: what one of them grants, the other one knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.plugin import database_of
+from tests.extras.oauth.granting import Program, program_of, refusal, tokens
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Name a database that several gates may share."""
+    return database_of("postgres:", request.config, tmp_path)
+
+
+@pytest.fixture
+async def programs(serve_oauth: Callable[..., Any]) -> list[Program]:
+    """One client, as it talks to each of two gates."""
+    one = await program_of(await serve_oauth(instance_id="one"))
+    return [one, one.at(await serve_oauth(instance_id="two"))]
+
+
+async def test_a_code_of_one_gate_is_exchanged_at_the_other_and_only_once(programs: list[Program]) -> None:
+    one, two = programs
+    code = await one.code()
+
+    answers = await asyncio.gather(*(program.exchange(code) for program in [two, one] * 2))
+
+    [got] = [tokens(answer) for answer in answers if answer.status == 200]
+    assert refusal(await one.refresh(got["refresh_token"])) == "invalid_grant"      # the code was in two hands
+    got = tokens(await two.exchange(await one.code()))
+    assert [await program.works(got["access_token"]) for program in programs] == [True, True]
+
+
+async def test_a_refresh_token_at_both_gates_at_once_has_one_successor(programs: list[Program]) -> None:
+    one, two = programs
+    got = await one.begin()
+
+    answers = await asyncio.gather(*(program.refresh(got["refresh_token"]) for program in [one, two] * 3))
+
+    [successor] = {tokens(answer)["refresh_token"] for answer in answers}
+    assert (await two.grant(successor)).rotations == 1
+    assert tokens(await two.refresh(successor))
+
+
+async def test_a_session_that_ends_at_one_gate_gives_nothing_at_the_other(programs: list[Program]) -> None:
+    one, two = programs
+    got = await one.begin()
+
+    await two.post("/oauth/revoke", {"token": got["refresh_token"], "client_id": "app"})
+
+    assert refusal(await one.refresh(got["refresh_token"])) == "invalid_grant"
