@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.settings import (
     Configured,
     Setting,
@@ -26,6 +27,7 @@ from asyncgate.parts.model.settings import (
     list_values,
     load_settings,
 )
+from asyncgate.parts.operating.retention import KEPT
 from tests.support.each import each
 
 Load = Callable[..., Configured]
@@ -1016,6 +1018,7 @@ def test_every_other_setting_is_read_by_some_code_or_takes_one_value_only() -> N
     paths = [root / "asyncgate.py", *(path for room in rooms for path in (root / room).rglob("*.py"))]
     read = {node.attr for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))
             if isinstance(node, ast.Attribute)}
+    read |= {days for kind in KEPT for days in CARDS[kind].lifetime.list_settings()}      # by the pruner of rows
 
     unread = {setting.name for setting in list_settings(Settings)
               if not setting.idle and setting.name.rpartition(".")[2] not in read}

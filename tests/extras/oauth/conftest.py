@@ -18,6 +18,7 @@ from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.signing import SigningKeys
 from asyncgate.parts.model.settings import Jwt, OAuth, SecuritySettings
 from tests.conftest import Serve, Served
+from tests.identity.conftest import house as house
 from tests.support.identity_tools import HOME
 
 PUBLIC_URL = "http://localhost"
