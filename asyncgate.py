@@ -12,7 +12,7 @@ It imports words (parts/model) and the tools of a process (parts/process); all t
     clients/         programs that reach a gate over the wire; they know the words only
     commands/        the program `asyncgate`: one file for each command or group
     conformance/     the suite that every backend must pass
-    extras/          what a gate can do without, a folder each: webhooks, erasure, doctor, scheduler, AI worker
+    extras/          what a gate can do without, a folder each: OAuth, console, webhooks, erasure, doctor, scheduler
 
 A request walks through the rooms:
 

@@ -268,7 +268,9 @@ def token_duties(engine: Engine) -> dict[str, Duty]:
 
 def extra_duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs of the extras."""
-    return {name: duty for extra in find_extras().values() for name, duty in extra.duties(engine).items()}
+    jobs = [(name, duty) for extra in find_extras().values() for name, duty in extra.duties(engine).items()]
+    assert len(dict(jobs)) == len(jobs), "two extras have a job of the same name"
+    return dict(jobs)
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:

@@ -125,7 +125,7 @@ def arrows() -> set[tuple[str, str]]:
 
 def allowed(module: str, name: str) -> bool:
     here, there = room(module), room(name)
-    if (module, name) == ("asyncgate", "asyncgate.parts.receipts.emitting") or (module, name) in MORE_WITH_AN_EXTRA:
+    if (module, name) in MORE_WITH_AN_EXTRA:
         return True
     if here == "conformance" and there in EXTRAS:
         return True

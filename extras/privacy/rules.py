@@ -286,9 +286,9 @@ def erase_link(whom: Whom, row: stored_oauth.SignInLink, owned: set[str]) -> sto
 
 
 def erase_client(whom: Whom, row: stored_oauth.OAuthClient, owned: set[str]) -> stored_oauth.OAuthClient | None:
-    """Forget the programs of a tenant that is erased; take the principal's name from others, and addresses with it.
+    """Forget the clients of a tenant that is erased; take the principal's name from others, and addresses with it.
 
-    Security: a tenant chooses names of its people, which change no program of the operator or of another tenant.
+    Security: a tenant chooses names of its people, which change no client of the operator or of another tenant.
     """
     if whom.principal is None and row.tenant == whom.tenant_id:
         return None

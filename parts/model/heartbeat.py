@@ -49,7 +49,7 @@ class Heartbeat:
         return passed if passed > SILENT_SECONDS else 0.0
 
     def require(self, begun: float) -> None:
-        """Refuse to decide what begun then, after a gap, or if it waited as long for the database; raises Silence."""
+        """Refuse to decide what began then, after a gap, or if it waited as long for the database; raises Silence."""
         if self.clock() - max(begun, self.proven_at) > SILENT_SECONDS:
             self.note_failure(begun)
         if self.measure():

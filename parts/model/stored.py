@@ -62,7 +62,8 @@ class Task(Struct, frozen=True):
     duty: IdText                        # the task.assigned receipt that the end of the task discharges
     idempotency_key: Content[IdText | None]  # of the creator
     fingerprint: Plain[str | None]      # hash of the request that carried the key
-    asyncgate_instance: IdText          # from here on: fields that may change
+    # What stands before this field never changes: both databases split the row here.
+    asyncgate_instance: IdText          # the gate that looks after it
     updated_at: float                   # of the last change
     status: wire.Status = "queued"      # queued leased running succeeded failed canceled
     attempt: int = 0                    # failures so far

@@ -20,7 +20,7 @@ import asyncgate
 from asyncgate import Caller, Engine
 from asyncgate.parts.identity import admin as identity_admin
 from asyncgate.parts.identity import audit as identity_audit
-from asyncgate.parts.identity import keys as identity_keys
+from asyncgate.parts.identity import keys_stored
 from asyncgate.parts.identity.audit import Auditor, find_break
 from asyncgate.parts.identity.guard import Accounts, Guard
 from asyncgate.parts.identity.keys import Proven
@@ -488,8 +488,8 @@ async def the_redaction(house: House) -> bool:
 
 LINK = identity_audit.link_line
 GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
-    "checksum": (the_checksum, identity_keys, "parse", lambda token: (token[4:16], token[16:59])),
-    "secret": (the_secret, identity_keys, "proves_secret", lambda secret, hash: True),
+    "checksum": (the_checksum, keys_stored, "parse", lambda token: (token[4:16], token[16:59])),
+    "secret": (the_secret, keys_stored, "proves_secret", lambda secret, hash: True),
     "expiry": (the_expiry, Proven, "take", no_longer(expires_at=None)),
     "revocation": (the_revocation, Proven, "take", no_longer(revoked_at=None)),
     "suspension": (the_suspension, Accounts, "require_active", nothing),
