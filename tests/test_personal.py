@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from msgspec import Struct
 
@@ -14,12 +12,10 @@ from asyncgate.backends import sqlite
 from asyncgate.backends.postgres import migrations as postgres
 from asyncgate.backends.tables import OTHER_TABLES, list_lifetimes
 from asyncgate.commands.tables import make_tables
-from asyncgate.extras.privacy.subjects import BARE_FIELDS, LISTS, has_name, list_names
 from asyncgate.parts.model.cards import CARDS, PERSONAL, Says, list_columns, list_fields
 from asyncgate.parts.model.settings import Settings, list_settings
 from asyncgate.parts.model.stored import TABLES, Archived, Receipt
 from asyncgate.parts.model.stored_oauth import User
-from asyncgate.parts.model.wire import Principal
 from tests.support.each import each
 
 CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)
@@ -86,30 +82,6 @@ def test_what_sounds_like_a_secret_is_declared_as_a_proof(kind: type[Struct]) ->
                 if re.search(r"secret|passw|token|seed|(^|_)(hash|code|key)$", name) and name != "idempotency_key"}
 
     assert {f"{kind.__name__}.{name}" for name in sounding - {*proofs}} <= OVER_ROWS | {"Receipt.receipt_key"}
-
-
-# Who is named by a row: an export and its tests ask the same declarations.
-
-
-def row_of(kind: type[Struct], named: dict[str, str]) -> Any:
-    """A row that names nobody but these."""
-    return SimpleNamespace(**{**dict.fromkeys(kind.__struct_fields__, ""), **dict.fromkeys(LISTS, "[]"), **named})
-
-
-@each("kind", TABLES)
-def test_each_field_that_may_name_a_principal_finds_its_rows(kind: type[Struct]) -> None:
-    ada, bob, worker = Principal("agent", "ada"), Principal("agent", "bob"), Principal("worker", "ada")
-    pairs, singles = list_names(kind)
-    names = [{kind_field: "agent", id_field: "ada"} for kind_field, id_field in pairs]
-    names += [{name: '["ada"]' if name in LISTS else "ada" if name in BARE_FIELDS else "agent ada"}
-              for name in singles]
-
-    for named in names:
-        row = row_of(kind, named)
-        assert has_name(kind, row, ada), named
-        assert not has_name(kind, row, bob), named
-        assert not has_name(kind, row, worker) or set(named) & BARE_FIELDS, named
-    assert sorted(sum(map(list, pairs), singles)) == sorted(list_fields(kind, Says.PRINCIPAL))
 
 
 def test_the_rows_of_the_authorization_server_are_known_to_be_those_of_many_tenants() -> None:

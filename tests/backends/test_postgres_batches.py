@@ -16,8 +16,6 @@ from asyncgate.backends.postgres import Postgres, Queues, open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
-from asyncgate.extras.webhooks.post import Post
-from asyncgate.extras.webhooks.sending import Courier, Places
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
@@ -195,9 +193,11 @@ async def test_the_reads_of_a_block_are_one_transaction_behind_the_wall_of_its_t
 
 async def test_a_courier_reads_its_endpoint_and_its_tenant_in_one_transaction(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = pytest.importorskip("asyncgate.extras.webhooks.sending", reason="webhooks are not installed")
+    post = pytest.importorskip("asyncgate.extras.webhooks.post")
     tenant, engine, begun, begin = str(uuid.uuid4()), Engine(backend), list[str](), backend._transaction
     endpoint = Webhook("w1", "https://a.test", "", "[]", "[]", "s1", None, None, "", "active", None, 0.0, "root", 0.0)
-    courier = Courier(engine, Post(engine.settings), Places(), tenant, endpoint)
+    courier = sending.Courier(engine, post.Post(engine.settings), sending.Places(), tenant, endpoint)
 
     def noted(tenant_id: str, *more: Any) -> Any:
         begun.append(tenant_id)

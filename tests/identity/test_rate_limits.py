@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
-from asyncgate.extras.console import find_files
 from asyncgate.parts.app import Gate
 from asyncgate.parts.faces import front
 from asyncgate.parts.identity.limits import LimitVerdict, open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model import quotas
 from asyncgate.parts.model.errors import LimiterUnavailable
-from asyncgate.parts.model.settings import ArchiveSettings, ConsoleSettings, RateLimiting, RateLimits, Settings, Tier
+from asyncgate.parts.model.settings import ArchiveSettings, RateLimiting, RateLimits, Settings, Tier
 from asyncgate.parts.receipts import archive
 from tests.conftest import TOKEN, Served
 from tests.identity.test_limits_redis import Valkey, started
@@ -180,19 +178,6 @@ async def test_health_is_never_counted(limited: Limited) -> None:
     assert [answer.headers.keys() & LIMIT_NAMES for answer in told] == [set()] * 10
     assert (await house.served.call("GET", "/v1/tasks", token=None)).status == 401
     assert (await house.served.call("GET", "/v1/tasks", token=None)).status == 429
-
-
-async def test_the_files_of_the_console_cost_a_visitor_no_calls(serve: Any) -> None:
-    served = await serve(security=security(limits=True, anonymous_calls_per_minute=1),
-                         console=ConsoleSettings(enabled=True))
-    page = files("asyncgate.extras.console").joinpath("page")
-
-    told = [await served.call("GET", f"/console/{name}", token=None) for name, _ in find_files(page)]
-
-    assert len(told) > 20
-    assert {answer.status for answer in told} == {200}
-    lost = [await served.call("GET", "/console/nothing.js", token=None) for _ in range(2)]
-    assert [answer.status for answer in lost] == [404, 429]
 
 
 # The refusal, and when it ends (F8).

@@ -12,6 +12,7 @@ from asyncgate.commands.dev import adjust_settings
 from asyncgate.extras.console import MEDIA, find_files
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import ConsoleSettings, load_settings
+from tests.support.identity_tools import security
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +23,18 @@ POLICY = {
     "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "img-src": "'self'",
     "connect-src": "'self'", "form-action": "'none'", "base-uri": "'none'", "frame-ancestors": "'none'",
     "require-trusted-types-for": "'script'", "trusted-types": "'none'"}
+
+
+async def test_the_files_of_the_console_cost_a_visitor_no_calls(serve: Any) -> None:
+    served = await serve(security=security(limits=True, anonymous_calls_per_minute=1),
+                         console=ON)
+
+    told = [await served.call("GET", f"/console/{name}", token=None) for name in PAGE]
+
+    assert len(told) > 20
+    assert {answer.status for answer in told} == {200}
+    lost = [await served.call("GET", "/console/nothing.js", token=None) for _ in range(2)]
+    assert [answer.status for answer in lost] == [404, 429]
 
 
 async def test_every_file_of_the_page_is_served_whole_and_under_the_strict_headers(serve: Any) -> None:
