@@ -45,6 +45,9 @@ class Books:
         with sqlite3.connect(self.path) as file:
             file.execute("DROP TRIGGER IF EXISTS ledger_keep")
             file.execute("DROP TRIGGER IF EXISTS ledger_stay")
+            # The wall stands where the ledger's last transaction has put it, which may have been another tenant's.
+            whose = "SELECT tenant_id FROM ledger WHERE receipt_id = ?"
+            file.execute(f"UPDATE wall SET tenant_id = ({whose})", (receipt_id,))
             assert file.execute(statement, (receipt_id,)).rowcount == 1
         file.close()
 
