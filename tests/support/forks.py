@@ -14,6 +14,7 @@ import gc
 import inspect
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_"
 MODULE = ["-m", "asyncgate"]
 CODES = ("from asyncgate import main; main()", "import sys; from asyncgate import main; sys.exit(main())")
 PR_SET_CHILD_SUBREAPER = 36
+INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 IMPORTED = ("asyncgate.parts.app", "asyncgate.commands.main", "asyncgate.commands.cli", "asyncgate.backends.memory",
             "asyncgate.backends.sqlite", "asyncgate.backends.postgres", "uvicorn.protocols.http.httptools_impl",
             "uvicorn.lifespan.on", "uvloop", "httpx2", "rich.console")
@@ -107,7 +109,9 @@ class ForkingPopen(subprocess.Popen):       # type: ignore[type-arg]
             return None
         with contextlib.suppress(Unforkable):
             return nursery.fork({"command": command, "environment": dict(environment), "cwd": str(cwd),
-                                 "session": asked["start_new_session"], "group": asked["process_group"]}, ends)
+                                 "session": asked["start_new_session"], "group": asked["process_group"],
+                                 "ignored": [number for number in INHERITED
+                                             if signal.getsignal(number) is signal.SIG_IGN]}, ends)
         return None
 
 
@@ -164,8 +168,11 @@ def run_nursery(number: int) -> str:
 
 
 def become(streams: list[int], command: list[str], environment: dict[str, str], cwd: str, session: bool,
-           group: int) -> None:
+           group: int, ignored: list[int]) -> None:
     """Take on what a program is started with."""
+    for signal_number in INHERITED:     # whether it is ignored may have changed since this process began
+        begins = signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(signal_number, signal.SIG_IGN if signal_number in ignored else begins)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -116,6 +116,8 @@ class Receiver:
         if reply == FLOOD:
             writer.write(b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\n\r\n")
             for sent_bytes in range(65536, FLOOD_BYTES + 1, 65536):
+                if writer.is_closing():     # by whom it floods; uvloop refuses what is written then
+                    return
                 writer.write(b"x" * 65536)
                 await writer.drain()
                 self.sent_bytes = max(self.sent_bytes, sent_bytes)
