@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from asyncgate import SCOPES, Caller, Needs, Operation, Work
-from asyncgate.conformance.harness import NEEDED, least
+from asyncgate.conformance.harness import NEEDED, are_here, least
 from asyncgate.parts.identity.keys_stored import generate, hash_secret, parse
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
@@ -78,7 +78,7 @@ def test_an_operation_has_the_scopes_of_the_spec(scope: str) -> None:
 def test_administration_is_for_admins_with_a_scope_of_theirs() -> None:
     found = {name: op for name, op in OPERATIONS.items() if op.scopes and op.scopes <= {"admin:read", "admin:write"}}
 
-    assert found.keys() == ADMINISTRATION | ABOUT_ONESELF
+    assert found.keys() == {*are_here(ADMINISTRATION | ABOUT_ONESELF)}
     assert {op.roles for name, op in found.items() if name in ADMINISTRATION} == {("admin",)}
     assert all("admin:read" not in op.scopes for op in found.values() if op.kind == "W")
     assert [mark for role, mark in zip(NAMED, AUDITORS["list_audit"], strict=True) if role == "admin"] == ["1"]
