@@ -244,14 +244,14 @@ def _module(url: str) -> BackendModule:
         if not hasattr(theirs, "BACKEND"):
             raise errors.StartupError(
                 f"{point.value} has no BACKEND; set it to the class of the object that open_backend "
-                                      "returns")
+                "returns")
         return theirs
     if scheme in BUILT_IN_BACKENDS:
         ours: BackendModule = import_module(f"asyncgate.backends.{scheme}")
         return ours
     raise errors.StartupError(
         f"there is no backend for {scheme}:; use sqlite:, postgresql: or memory:, or install a package "
-                              "with that backend (entry-point group asyncgate.backends)")
+        "with that backend (entry-point group asyncgate.backends)")
 
 
 @cache

@@ -26,7 +26,7 @@ def judge_overdue(late_seconds: float | None, what: str, serving: str,
     elif serving:
         yield findings.alarm(
             f"{what} ran out {say_length(late_seconds)} ago and was not taken back, although {serving} serves: "
-                             "its sweep is stuck", "look for `upkeep` in the gate's log, then restart the gate")
+            "its sweep is stuck", "look for `upkeep` in the gate's log, then restart the gate")
     else:
         yield findings.note(f"{what} ran out {say_length(late_seconds)} ago, and no gate serves",
                             "start a gate: `asyncgate serve`; it gives leases back the time in which none served")
@@ -42,8 +42,8 @@ def judge_outbox(waiting: int, parked: int, oldest_seconds: float, settings: Set
     if waiting and not integrated:
         yield findings.alarm(
             f"receipts wait for a ledger ({waiting}), and receipt_mode is standalone: nobody sends them",
-                             "set receipt_mode and ledger.url back, or fetch what is there with `asyncgate receipts "
-                             "home`")
+            "set receipt_mode and ledger.url back, or fetch what is there with `asyncgate receipts "
+            "home`")
     elif waiting > settings.ledger.emission_retry.buffer_size or oldest_seconds > OLD_RECEIPT_SECONDS:
         yield findings.warn(f"receipts wait for the ledger ({waiting}), the oldest for {say_length(oldest_seconds)}",
                             "see what is said of the ledger; receipts are sent as soon as it takes them")
@@ -56,7 +56,7 @@ def judge_sharing(tenants: int, settings: Settings) -> Iterator[findings.Finding
     if tenants > 1 and settings.security.rate_limiting.enabled is False:
         yield findings.warn(
             f"{tenants} tenants share this gate, and limits are off: one can use up the others' time and disk",
-                            findings.LIMIT_CURE)
+            findings.LIMIT_CURE)
 
 
 def judge_skew(skew: float, unsure: float) -> Iterator[findings.Finding]:

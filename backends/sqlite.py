@@ -392,7 +392,7 @@ class Sqlite(sqlite_tables.SqliteTables):
             log.error("%s is damaged: %s", self.path, error, extra=OFTEN)
             raise errors.DatabaseUnavailable(
                 "the database file is damaged: `asyncgate verify` says how much of it is whole, "
-                                             "docs/recovery.md how to restore a backup") from error
+                "docs/recovery.md how to restore a backup") from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a query on a reader."""
@@ -430,7 +430,7 @@ class Sqlite(sqlite_tables.SqliteTables):
             log.error("%s was not rewritten: %s", self.path, error)
             raise errors.DatabaseUnavailable(
                 f"the rest is done, but the file was not rewritten and keeps its free pages: "
-                                             f"{error}; this needs room for a second copy of it; call again") from error
+                f"{error}; this needs room for a second copy of it; call again") from error
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy a consistent snapshot of the database to a new file while the gate goes on.
@@ -484,7 +484,7 @@ def require_ours(db: sqlite3.Connection, path: str) -> None:
         some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
         raise errors.StartupError(
             f"{path} is a database of another program (its tables are {some}): name another file; a new "
-                                  "one is created if it does not exist")
+            "one is created if it does not exist")
 
 
 def refuse_left_log(path: str) -> None:
@@ -497,7 +497,7 @@ def refuse_left_log(path: str) -> None:
     if not os.path.exists(path) and os.path.exists(wal) and os.path.getsize(wal):
         raise errors.StartupError(
             f"{wal} is there and {path} is not: it may have the newest acknowledged work of a gate that "
-                                  f"was killed; put {path} back beside it, or move {wal} to where {path} went")
+            f"was killed; put {path} back beside it, or move {wal} to where {path} went")
     if os.path.exists(f"{path}-redo"):
         raise errors.StartupError(f"{path}-redo was left by a gate of an earlier release that was killed, and may have "
                                   f"acknowledged work that {path} lacks: start that release once and stop it in order, "
@@ -656,7 +656,7 @@ class FileLock:
             os.close(self.file)
             raise errors.NotNow(
                 f"another asyncgate is serving {path}{who}; only one process may serve a SQLite file, use "
-                                "Postgres for several") from None
+                "Postgres for several") from None
         self.left = os.pread(self.file, 200, 0)     # by a process that was killed while it served
         self.store_address("")
 
@@ -711,7 +711,7 @@ def path_of(url: str) -> str:
     if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
         raise errors.StartupError(
             "the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
-                                  f"not {url}")
+            f"not {url}")
     if found[1] == ":memory:":
         raise errors.StartupError(f"{url} would be a database that is forgotten: if that is what you want, say memory:")
     # The logs and the lock are beside the file, as SQLite's own log is, whatever link leads to it.

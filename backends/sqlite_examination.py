@@ -100,7 +100,7 @@ def judge_holder(path: str, holder: Holder | None) -> Iterator[findings.Finding]
     else:
         yield findings.note(
             f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that: the "
-                            f"next start reads {path}-wal, too", "start the gate again: `asyncgate serve`")
+            f"next start reads {path}-wal, too", "start the gate again: `asyncgate serve`")
 
 
 def judge_log(path: str) -> Iterator[findings.Finding]:
@@ -109,9 +109,9 @@ def judge_log(path: str) -> Iterator[findings.Finding]:
     if size > LARGE_WAL_BYTES:
         yield findings.warn(
             f"the write-ahead log of {path} has {size // 2**20:,} MiB, because something reads for long, or "
-                            "because a gate was killed",
-                            "end what reads the file (a backup, a sqlite3 shell), then restart the "
-                            "gate: it writes the log back")
+            "because a gate was killed",
+            "end what reads the file (a backup, a sqlite3 shell), then restart the "
+            "gate: it writes the log back")
 
 
 def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[findings.Finding]:
@@ -139,7 +139,7 @@ def judge_rows(db: sqlite3.Connection, settings: Settings, now: float,
     if (last := db.execute(LAST_SIGN).fetchone()[0]) is not None and last > now + AHEAD_SECONDS:
         yield findings.alarm(
             f"the file was written {say_length(last - now)} in the future: the clock was set back, and a "
-                             "gate goes on from there", "set the clock, and keep it right: `timedatectl set-ntp true`")
+            "gate goes on from there", "set the clock, and keep it right: `timedatectl set-ntp true`")
     (oldest,) = db.execute(OLDEST_LEASE, (now,)).fetchone()
     serving = f"process {holder.pid}" if holder and holder.lives else ""
     yield from judged.judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)

@@ -53,7 +53,7 @@ def find_page(said: str, known: Mapping[str, site.DocPage]) -> site.DocPage:
         near = calling.suggest_names(name, [*known])
         raise calling.exit_with(
             f"there is no page {terminal.escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
-                                calling.EXIT_NOT_FOUND)
+            calling.EXIT_NOT_FOUND)
     return known[name]
 
 

@@ -131,7 +131,7 @@ def name_key_file(run: Callable[..., None]) -> Callable[..., None]:
         except FileExistsError as taken:
             raise calling.exit_with(
                 f"{taken.filename} exists already: another rotation is under way, or was interrupted; "
-                                    "remove it in that case", calling.EXIT_CONFLICT) from None
+                "remove it in that case", calling.EXIT_CONFLICT) from None
         except (SettingsError, errors.StartupError, OSError) as wrong:
             raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
     return named

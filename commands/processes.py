@@ -43,15 +43,15 @@ def require_several(settings: Settings, number: int) -> None:
     if not is_shared(settings.database.url):
         raise errors.StartupError(
             "--processes needs a database that several processes share: Postgres; one process serves a "
-                                  "SQLite file")
+            "SQLite file")
     if sys.platform != "linux":
         raise errors.StartupError(
             "--processes needs Linux, where the system spreads connections among processes; start "
-                                  "several gates on ports of their own, behind a load balancer")
+            "several gates on ports of their own, behind a load balancer")
     if settings.metrics.port + number - 1 > LAST_PORT:
         raise errors.StartupError(
             f"{number} processes show their metrics at {number} ports from metrics.port on, so set "
-                                  f"metrics.port to {LAST_PORT + 1 - number} at most")
+            f"metrics.port to {LAST_PORT + 1 - number} at most")
     limiting = settings.security.rate_limiting
     if limiting.enabled and limiting.storage == "memory":
         log.warning("each process counts the rate limits by itself: set security.rate_limiting.storage to redis")

@@ -233,7 +233,7 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
             if tenants and not sources[tenant_id].count():
                 raise errors.StartupError(
                     f"--tenant: the ledger has no receipt of a tenant {named}; one that was renamed is "
-                                          "found by its id")
+                    "found by its id")
     return sources
 
 

@@ -64,7 +64,7 @@ def fetch_source(source: str, timestamp: str | None, target: str) -> Iterator[st
     if source.startswith(DATABASES):
         raise errors.StartupError(
             "SOURCE is a file of `asyncgate backup` or a replica of Litestream; `asyncgate copy` copies "
-                                  "other databases")
+            "other databases")
     with tempfile.TemporaryDirectory(prefix=".asyncgate-restore-", dir=find_folder(target)) as own:
         yield fetch_replica(source, timestamp, os.path.join(own, "gate.db"))
 

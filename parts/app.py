@@ -117,7 +117,7 @@ class Gate(Front):
         if self.settings.allow_insecure_dev:
             raise errors.StartupError(
                 "metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
-                                      f"{METRICS_PATH} is where everything else is")
+                f"{METRICS_PATH} is where everything else is")
         there = replace(self.settings, host=metrics.host, port=metrics.port)
         page = MetricsPage(self, self._find_sources)
         return server.listen_beside(page, there, None if is_loopback(metrics.host) else self.settings.security.tls)

@@ -273,7 +273,7 @@ class Postgres(pages.Pages):
             raise errors.Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
         raise errors.DatabaseUnavailable(
             "other transactions keep changing the same rows; nothing was stored, so try again",
-                                         retry_after=1) from problem
+            retry_after=1) from problem
 
     async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         saved = None
@@ -895,7 +895,7 @@ async def require_weak_role(db: asyncpg.Connection) -> None:
     for why in strong:
         raise errors.StartupError(
             f"the role {role} {why}, so the wall between tenants would not restrict it: connect as "
-                                  "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
+            "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Postgres:
@@ -904,7 +904,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     if serving and settings.pgbouncer and not settings.direct_url:
         raise errors.StartupError(
             "PgBouncer keeps no session, but locks and notifications need one: set database.direct_url "
-                                  "to the address of Postgres itself")
+            "to the address of Postgres itself")
     if settings.pgbouncer and settings.trusted_role:
         raise errors.StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
     hosts = Hosts(url, settings.timeout_seconds)

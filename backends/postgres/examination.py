@@ -138,7 +138,7 @@ async def judge_connections(db: Any, database: DatabaseSettings) -> list[finding
     if not database.pgbouncer and database.pool_size + 1 > room:
         return [findings.warn(
             f"database.pool_size is {database.pool_size}, and Postgres gives this role {room} connections",
-                              "lower database.pool_size, or raise max_connections in Postgres")]
+            "lower database.pool_size, or raise max_connections in Postgres")]
     return []
 
 
@@ -168,11 +168,11 @@ async def judge_schema(db: Any) -> list[findings.Finding]:
     if code > SCHEMA_VERSION:
         return [findings.alarm(
             f"the database has schema {number}, which has left this release behind ({SCHEMA_VERSION})",
-                               "run the newer release")]
+            "run the newer release")]
     if number > SCHEMA_VERSION:
         return [findings.note(
             f"the database has schema {number} of a newer release; this one ({SCHEMA_VERSION}) works on it",
-                              "upgrade this gate, too")]
+            "upgrade this gate, too")]
     return [findings.all_well(f"the database has schema {number}, as this release")]
 
 
@@ -191,7 +191,7 @@ async def judge_instances(db: Any, settings: Settings) -> list[findings.Finding]
     living = [row[0] for row in await db.fetch(LIVING)]
     found = [findings.note(
         f"the gate {name} gave its last sign {say_length(seconds)} ago and did not stop in order; others "
-                           "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
+        "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
              for name, seconds in await db.fetch(GONE)]
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     late, what = None, "a lease"

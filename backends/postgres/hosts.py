@@ -180,21 +180,21 @@ def startup_error(error: Exception, url: str, what: str = "the database") -> err
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return errors.StartupError(
             f"there is no database {name!r} at {where}: create it with `createdb {flags(url)}{name}`, "
-                                   "then run `asyncgate migrate --database URL`")
+            "then run `asyncgate migrate --database URL`")
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return errors.StartupError(
             f"Postgres at {where} refuses the user {unquote(user)}: {error}; put the password into "
-                                   "database.url; `asyncgate migrate` creates the role asyncgate_app")
+            "database.url; `asyncgate migrate` creates the role asyncgate_app")
     if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error):
         return errors.StartupError(
             f"PgBouncer answers at {where}: set database.pgbouncer=true, and set database.direct_url "
-                                   "to the address of Postgres itself")
+            "to the address of Postgres itself")
     if isinstance(error, ValueError):
         return errors.StartupError(f"database.url is not a valid Postgres URL: {error}")
     if isinstance(error, OSError | TimeoutError):
         return errors.NotNow(
             f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url "
-                             "right?")
+            "right?")
     return errors.NotNow(f"cannot use {what} at {where}: {str(error) or type(error).__name__}")
 
 

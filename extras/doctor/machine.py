@@ -98,7 +98,7 @@ def check_clock(at: Installation) -> Iterator[findings.Finding]:
     if now < installed - 86_400:
         yield findings.alarm(
             f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC, which is before this "
-                             "program was installed", "set the clock, and keep it right: `timedatectl set-ntp true`")
+            "program was installed", "set the clock, and keep it right: `timedatectl set-ntp true`")
     else:
         yield findings.all_well(f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC")
 

@@ -39,7 +39,7 @@ def judge_duty(name: str, duty: Duty, now: datetime) -> Iterator[findings.Findin
     if duty.last_error is not None:
         yield findings.alarm(
             f"the last run of the job {name} failed with {duty.last_error} ({duty.failures} of {duty.runs} "
-                             "runs failed)", f"look for `upkeep: {name} failed` in the gate's log")
+            "runs failed)", f"look for `upkeep: {name} failed` in the gate's log")
     since = (now - duty.last_run_at).total_seconds() if duty.last_run_at else 0.0
     if since > LATE_ROUNDS * duty.every_seconds + SLACK_SECONDS:
         yield findings.alarm(f"the job {name} began {say_length(since)} ago, and should begin every "

@@ -147,7 +147,7 @@ def find_weak_tokens(settings: settings.Settings) -> Iterator[findings.Finding]:
     if settings.receipt_mode != "standalone" and settings.ledger.auth_token and is_weak(settings.ledger.auth_token):
         yield findings.warn(
             "ledger.auth_token is easy to guess: a placeholder, fewer than 16 characters, or a text repeated",
-                            "give the gate a key of its own there: `asyncgate issue-key --url LEDGER`")
+            "give the gate a key of its own there: `asyncgate issue-key --url LEDGER`")
 
 
 def is_weak(token: str) -> bool:
@@ -178,13 +178,13 @@ def check_log(at: Installation) -> Iterator[findings.Finding]:
     if at.settings.log_level in ("error", "critical"):
         yield findings.warn(
             f"log_level is {at.settings.log_level}: refused credentials and a lost ledger are not logged",
-                            "set log_level=info")
+            "set log_level=info")
     if at.settings.log_level == "debug":
         yield findings.note("log_level is debug: each call writes lines, which costs time and space",
                             "set log_level=info")
     if missing:
         yield findings.warn(
             f"security.audit_logging.sensitive_fields lacks {', '.join(sorted(missing))}: their values can "
-                            "reach the log", "add them to security.audit_logging.sensitive_fields")
+            "reach the log", "add them to security.audit_logging.sensitive_fields")
     if at.settings.log_level in ("info", "warning") and not missing:
         yield findings.all_well(f"log_level {at.settings.log_level}, in the format {at.settings.log_format}, on stderr")

@@ -71,7 +71,7 @@ def read_token_text(token: str) -> SaidByToken:
     if not said.jti or not said.tenant_id:
         raise errors.InvalidRequest(
             "the token has no id (jti) by which it could be revoked; rotate_credentials refuses all "
-                                    "tokens of its tenant that were issued before")
+            "tokens of its tenant that were issued before")
     return said
 
 

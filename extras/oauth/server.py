@@ -170,7 +170,7 @@ def read_issuer(settings: Settings) -> str:
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise errors.StartupError(
             "security.oauth.enabled needs public_url, the gate's URL as its clients type it, such as "
-                                  "https://gate.example.com")
+            "https://gate.example.com")
     if parts.scheme == "http" and not connection.is_loopback(parts.hostname):
         raise errors.StartupError(
             f"public_url is {url}: OAuth needs https, except on this machine (http://127.0.0.1:8080)")

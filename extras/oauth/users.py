@@ -93,8 +93,8 @@ def refuse_foreign_address(engine: Engine, caller: Caller, email: str,
         return errors.InvalidTransition(f"{email} cannot be invited here; ask the operator")
     return errors.InvalidTransition(
         f"security.oauth.admit gives {email} to the tenant {' or '.join(sorted(owners))}, so no "
-                                    "other can invite it; put a rule for this address before the others, or name that "
-                                    "tenant")
+        "other can invite it; put a rule for this address before the others, or name that "
+        "tenant")
 
 
 async def change_user(engine: Engine, caller: Caller, ask: wire_oauth.ChangeUser) -> wire_oauth.UserRecord:

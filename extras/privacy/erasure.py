@@ -137,7 +137,7 @@ async def erase(engine: Engine, caller: Caller, ask: wire_erasure.ErasePrincipal
     if not ask.plan and ask.confirm != name:
         raise errors.InvalidConfirmation(
             f"confirm must be {name!r}, the name of what is erased for ever; call with plan "
-                                         "first to see what goes and what stays")
+            "first to see what goes and what stays")
     under_way = await find_open(engine, tenant_id, who)
     if ask.plan or under_way is None:
         planned = await make_plan(engine, tenant_id, who, under_way)

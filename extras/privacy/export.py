@@ -112,7 +112,7 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> wire_
     if ask.cursor and await was_erased_since(subject, at.begun_at):
         raise errors.InvalidCursor(
             "data was erased since this export began, and what it has read before may hold it; throw "
-                                   "that away and begin a new export, without a cursor")
+            "that away and begin a new export, without a cursor")
     return wire_privacy.ExportPage(
         subject.tenant_id, whom, at.kind, CARDS[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
         found.looked_at, [Raw(line) for line in found.lines], list_proofs(table), kinds,

@@ -48,7 +48,7 @@ async def create_webhook(engine: Engine, caller: Caller,
         if head.number >= most:
             raise errors.QuotaExceeded(
                 f"this tenant has {head.number} endpoints for webhooks, and the limit is {most}; "
-                                       "remove_webhook removes one", quota="webhooks", limit=most)
+                "remove_webhook removes one", quota="webhooks", limit=most)
         new = stored_webhooks.Webhook(
             work.new_id(), ask.endpoint, ask.description or "", encode(ask.types), encode(ask.principals),
             secrets.token_hex(16), None, None, newest, "active", None, work.now, str(caller.principal), work.now,
@@ -349,7 +349,7 @@ def require_active(work: Work, webhook_id: str) -> stored_webhooks.Webhook:
     if webhook.state != "active":
         raise errors.InvalidTransition(
             f"webhook {webhook_id} is {webhook.state}, so nothing is delivered; change_webhook "
-                                       "with active: true first")
+            "with active: true first")
     return webhook
 
 

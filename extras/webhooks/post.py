@@ -109,7 +109,7 @@ def check_url(settings: Settings, text: str) -> None:
     if url.scheme == "http" and not settings.webhooks.allow:
         raise errors.InvalidRequest(
             f"endpoint: {host} must be called over https; the operator can list a host without TLS "
-                                    f"in the setting {SETTING}")
+            f"in the setting {SETTING}")
     with contextlib.suppress(ValueError):       # it is a name
         address = outgoing.unmap_ipv4(ipaddress.ip_address(host.strip("[]")))
         if not (outgoing.is_public(address) or host.rstrip(".") in hosts or any(address in net for net in networks)):

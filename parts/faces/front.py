@@ -193,7 +193,7 @@ class Front:
         if asked_by in OTHER_SITES and not (pages and allowed) and not is_page(find_path(scope)):
             return errors.Forbidden(
                 "pages of other sites may not call this gate, nor lead a browser to its operations; to "
-                                    "allow the calls of an Origin, add it to the setting allowed_origins")
+                "allow the calls of an Origin, add it to the setting allowed_origins")
         return None
 
     async def send(self, send: connection.Send, scope: connection.Scope, status: int, body: bytes,

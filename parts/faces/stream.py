@@ -146,7 +146,7 @@ class ReceiptStream(Endpoint):
         if engine.settings.receipt_mode != "standalone":
             raise errors.InvalidRequest(
                 "created_after: the receipts of this gate are in a ledger, which orders them by "
-                                        "arrival; begin with since_receipt_id, or leave both out for the first receipt")
+                "arrival; begin with since_receipt_id, or leave both out for the first receipt")
         to = await engine.choose_inbox(caller, page)
         return engine.seal_cursor(caller, first_id(moment), "receipts", to, page.task_id, page.receipt_type)
 

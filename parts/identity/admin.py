@@ -323,7 +323,7 @@ def read_own_limits(settings: Settings, ask: wire_admin.SetLimits) -> dict[str, 
         if wished == 0 or wished > getattr(settings, name):
             raise errors.InvalidRequest(
                 f"{name} is from 1 to {getattr(settings, name)}, which is this gate's limit for all "
-                                        "tenants; -1 brings that limit back")
+                "tenants; -1 brings that limit back")
     return {name: None if wished == -1 else wished for name, wished in asked.items()}
 
 

@@ -120,7 +120,7 @@ class ConsoleSessions:
         if len(texts) > 1 or connection.read_token(headers) is not None:
             raise errors.TwoCredentials(
                 "two credentials in one request; show the session of the console alone, or another "
-                                        "credential without it")
+                "credential without it")
         if not accepted:
             raise errors.InvalidToken(
                 "a session of the console is for the operations of REST alone; show another credential")
@@ -211,7 +211,7 @@ def require_own_page(scope: connection.Scope, public_origin: str) -> None:
         if name == b"origin" and said not in (f"http://{host}", f"https://{host}", public_origin):
             raise errors.Forbidden(
                 "a session of the console works only in the console of this gate, which is another Origin; "
-                                   "behind a proxy that changes Host, set public_url")
+                "behind a proxy that changes Host, set public_url")
 
 
 def show_credential(headers: connection.Headers, credential: str) -> connection.Headers:

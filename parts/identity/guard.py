@@ -128,7 +128,7 @@ def refuse_token_in_query(scope: connection.Scope) -> None:
     if b"access_token=" in scope.get("query_string", b""):
         raise errors.TwoCredentials(
             "a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
-                                    "new one, because logs may have this one now")
+            "new one, because logs may have this one now")
 
 
 def list_refusals(reply: Any) -> list[wire.Problem]:

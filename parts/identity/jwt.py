@@ -244,7 +244,7 @@ def make_token_refusal(wrong: Exception) -> errors.InvalidToken:
     """Make the refusal of an access token; the reason is only for the audit log."""
     no = errors.InvalidToken(
         "this access token is invalid: it has expired, was revoked, or is not for this gate; get a new "
-                             "one from its issuer")
+        "one from its issuer")
     no.because = reason_of(wrong)
     return no
 
@@ -381,7 +381,7 @@ class KeyRing:
             wait = max(1, round(self.source.begun_at + REFETCH_SECONDS - self.source.clock()))
             raise errors.IssuerUnavailable(
                 "the issuer's keys cannot be fetched, so this access token cannot be checked; "
-                                           "try again later", retry_after=wait)
+                "try again later", retry_after=wait)
         if not isinstance(key, RSAKey):
             raise Flaw("kid is unknown", "token_key")
         return key

@@ -63,7 +63,7 @@ class SigningKeys:
         if not path:
             raise errors.StartupError(
                 "security.oauth.enabled needs security.jwt.private_key_path, the key that signs access "
-                                      "tokens: `asyncgate keys signing make --file signing.pem` makes one")
+                "tokens: `asyncgate keys signing make --file signing.pem` makes one")
         return load_signing_keys(path)
 
     def sign(self, claims: dict[str, Any]) -> str:

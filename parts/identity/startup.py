@@ -27,7 +27,7 @@ def require_safe_start(settings: settings.Settings) -> None:
     if settings.allow_insecure_dev and not is_loopback(settings.host):
         raise errors.StartupError(
             f"allow_insecure_dev makes everybody who reaches the gate an admin: set host to loopback, "
-                                  f"not {settings.host}")
+            f"not {settings.host}")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
 
@@ -74,7 +74,7 @@ def require_strong_token(token: str, host: str) -> None:
     if (token + token).find(token, 1) < LEAST:      # the length of the shortest text that the token repeats
         raise errors.StartupError(
             f"api_key is shorter than {LEAST} characters, or repeats a shorter text, and others can "
-                                  f"reach {host}: {better}")
+            f"reach {host}: {better}")
 
 
 def require_private_certificate(tls: settings.Tls) -> None:
@@ -89,7 +89,7 @@ def require_private_certificate(tls: settings.Tls) -> None:
     if mode & 0o077 and os.name == "posix":
         raise errors.StartupError(
             f"security.tls.{name}: {paths[name]!r} holds a private key that other users can access; run "
-                                  "chmod 600 on it")
+            "chmod 600 on it")
 
 
 def mode_of(name: str, path: str) -> int:

@@ -54,7 +54,7 @@ def read_token(headers: Headers) -> str | None:
     if len(tokens) > 1 or bearers > 1:
         raise errors.TwoCredentials(
             "two different credentials in one request; show one: Authorization: Bearer <token>, or "
-                                    "X-API-Key: <token>")
+            "X-API-Key: <token>")
     if None in tokens:
         raise errors.TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set

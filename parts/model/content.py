@@ -95,7 +95,7 @@ def check_size(text: bytes, most: int, what: str) -> None:
     if len(text) > most:
         raise errors.PayloadTooLarge(
             f"{what} is {len(text)} bytes; the limit of this gate is {most}: store it elsewhere, "
-                                     "send a pointer", limit=most)
+            "send a pointer", limit=most)
 
 
 def parse_json(text: bytes, what: str) -> Any:

@@ -76,8 +76,8 @@ def check_kinds(most: int, kinds: int) -> None:
     if 0 < most < kinds:
         raise errors.QuotaExceeded(
             f"tasks of {most} kinds wait already, which is all there may be: a kind is a type and the "
-                                   "capabilities it requires", quota="kinds", limit=most,
-                                   retry_after=RETRY_SOON_SECONDS)
+            "capabilities it requires", quota="kinds", limit=most,
+            retry_after=RETRY_SOON_SECONDS)
 
 
 def check_payload_quota(account: stored.Account | None, payload: str, now: float) -> None:
@@ -87,7 +87,7 @@ def check_payload_quota(account: stored.Account | None, payload: str, now: float
     if (size := len(payload.encode())) > most:
         raise errors.PayloadTooLarge(
             f"payload is {size} bytes; the limit of this tenant is {most} (get_limits): store it "
-                                     "elsewhere, send a pointer", quota=PAYLOAD_QUOTA, limit=most)
+            "elsewhere, send a pointer", quota=PAYLOAD_QUOTA, limit=most)
 
 
 def find_largest_payload(settings: Settings, account: stored.Account | None, now: float) -> int:

@@ -101,7 +101,7 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
     example = ({"task_id": examples.TASK_ID, **examples.ASKER}, {
         "task_id": examples.TASK_ID, "status": "queued", "cause": "no_worker", "as_of": examples.LATER,
         "summary": "No worker that can take page.summarize, which requires web.read, has asked for work: web.read is "
-                   "missing.",
+        "missing.",
         "evidence": {"type": "page.summarize", "needed": ["web.read"], "missing": ["web.read"], "workers": [{
             "worker": examples.WORKER, "asked_at": examples.NOW, "accept_types": [], "capabilities": ["pdf.read"]}]},
         "next": {"operation": "cancel_task", "arguments": {"task_id": examples.TASK_ID},

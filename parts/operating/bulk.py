@@ -180,7 +180,7 @@ def open_order(engine: Engine, caller: Caller, confirmation: str) -> Order:
     except errors.InvalidCursor:
         raise errors.InvalidConfirmation(
             "this confirmation was not given to this caller by preview_bulk; preview again "
-                                         "and use the one that you get") from None
+            "and use the one that you get") from None
     return msgspec.json.decode(text or "", type=Order)
 
 

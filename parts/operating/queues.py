@@ -49,7 +49,7 @@ async def get_queue(engine: Engine, caller: Caller, ask: wire_operating.GetQueue
     if not rows:
         raise errors.QueueNotFound(
             f"no queue {ask.queue_id} has had a task in the last hour; list_queues shows those that "
-                                   "had")
+            "had")
     return (await show_queues(engine, caller.tenant_id, rows, ask.minutes))[0]
 
 

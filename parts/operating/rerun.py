@@ -97,7 +97,7 @@ def require_rerunnable(caller: Caller, task: stored.Task, by: wire.Principal) ->
     if task.status not in stored.TERMINAL:
         raise errors.InvalidTransition(
             f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
-                                       "its end with get_task, or end it with cancel_task", status=task.status)
+            "its end with get_task, or end it with cancel_task", status=task.status)
 
 
 def follow_trace(trace: Trace | None, ended: stored.KeptTerms) -> Trace | None:
@@ -126,11 +126,11 @@ async def choose_payload(engine: Engine, tenant_id: str, task: stored.Task, ask:
     if lost and not bytes(ask.payload):
         raise errors.InvalidRequest(
             f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
-                                    "rerun_task needs it as payload")
+            "rerun_task needs it as payload")
     if bytes(ask.payload) not in ABSENT and not lost:
         raise errors.InvalidRequest(
             f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
-                                    "call create_task for a task with another one")
+            "call create_task for a task with another one")
     return ask.payload if lost else Raw(task.payload.encode())
 
 

@@ -43,7 +43,7 @@ def make_full_error(whose: str, limit: int) -> errors.TooManyWaiting:
     """Return the refusal of a call above the limit."""
     return errors.TooManyWaiting(
         f"{limit} calls of this {whose} are waiting already; call without wait_seconds, or retry "
-                                 "when one of them has ended", retry_after=1, limit=limit)
+        "when one of them has ended", retry_after=1, limit=limit)
 
 
 def release_place(count: Counter[Any], key: Hashable) -> None:

@@ -98,7 +98,7 @@ class Readers:
         if self.count >= self.most:
             raise errors.TooManyWaiting(
                 f"{self.most} reads are waiting already, the most (max_waiting_readers); read without "
-                                        "wait_seconds, or come back when one has been answered", retry_after=1)
+                "wait_seconds, or come back when one has been answered", retry_after=1)
         seat, topics = Seat(wants), self.seats[tenant_id]
         topics.setdefault(wants.topic, {})[seat] = None
         self.count += 1

@@ -165,7 +165,7 @@ def require_parents(found: Filed, task: stored.Task, lease: stored.Lease | None)
     if needed.isdisjoint(found.parents):
         raise errors.ParentsRequired(
             f"a {found.receipt_type} of task {task.task_id} must name the task's task.assigned, "
-                                     f"{task.duty}, among its parents (PH.2)")
+            f"{task.duty}, among its parents (PH.2)")
 
 
 def load_step(needs: Needs, caller: Caller, ask: Adopt) -> None:

@@ -58,7 +58,7 @@ def emit(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt, by: 
             ask.receipt_type in RECEIPT_TYPES) else "is not a receipt type"
         raise errors.InvalidRequest(
             f"emit_receipt accepts only schedule.created and schedule.deleted; {ask.receipt_type} "
-                                    f"{why}")
+            f"{why}")
     return (schedule if ask.receipt_type == SCHEDULED.type else unschedule)(engine, work, caller, ask, by, parents)
 
 

@@ -37,7 +37,7 @@ def require_bodies(engine: Engine) -> None:
     if not keeps_bodies(engine.settings):
         raise errors.InvalidRequest(
             f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
-                                    "seals and archives them")
+            "seals and archives them")
 
 
 async def seal(engine: Engine, tenant_id: str) -> stored.SealHead:

@@ -353,7 +353,7 @@ class Strict(Extension):
             if isinstance(problem, sinks.Outage):
                 raise errors.LedgerUnavailable(
                     f"the receipt ledger does not answer, and this gate is strict: {problem}",
-                                               retry_after=max(1, round(problem.retry_after)))
+                    retry_after=max(1, round(problem.retry_after)))
         for problem in problems:
             if problem is not None:     # Refused: each job of the batch is then tried alone, and only this one fails
                 no = errors.LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")

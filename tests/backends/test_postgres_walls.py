@@ -232,11 +232,11 @@ BREACHES = {
     "what the gate's role may change": "GRANT UPDATE (body) ON asyncgate.receipts TO asyncgate_app",
     "what the roles that look across tenants may": "GRANT SELECT (body) ON asyncgate.receipts TO asyncgate_sweeper",
     "who looks after the archive may say which segments there are": "GRANT INSERT ON asyncgate.archived "
-                                                                    "TO asyncgate_archivist",
+    "TO asyncgate_archivist",
     "and the gate's role may not": "GRANT INSERT ON asyncgate.segments TO asyncgate_app",
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
-                                "GRANT SELECT ON asyncgate.edges TO PUBLIC",
+    "GRANT SELECT ON asyncgate.edges TO PUBLIC",
     "only the look-ups across tenants and the ways to take rows away run as another role":
         "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",

@@ -38,17 +38,17 @@ CHANGES = {
     "an INSERT OR REPLACE": "INSERT OR REPLACE INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}'",
     "a REPLACE": "REPLACE INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}'",
     "an UPSERT": "INSERT INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}' "
-                 "ON CONFLICT DO UPDATE SET {column} = 'made up'",
+    "ON CONFLICT DO UPDATE SET {column} = 'made up'",
 }
 # A receipt is also found by what it is about, and by its place in the file.
 OTHER_KEYS = {
     "its key": "INSERT OR REPLACE INTO receipts SELECT tenant_id, 'made up', receipt_key, receipt_type, created_at, "
-               "from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, "
-               "salt, parent_id FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
+    "from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, "
+    "salt, parent_id FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
     "its place": "INSERT OR REPLACE INTO receipts (rowid, tenant_id, receipt_id, receipt_key, receipt_type, "
-                 "created_at, from_kind, from_id, to_kind, to_id, task_id, asyncgate_instance, hash, body) "
-                 "SELECT rowid, tenant_id, 'made up', 'made up', 'x', 0, 'x', 'x', 'x', 'x', 'x', 'x', 'x', '{{}}' "
-                 "FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
+    "created_at, from_kind, from_id, to_kind, to_id, task_id, asyncgate_instance, hash, body) "
+    "SELECT rowid, tenant_id, 'made up', 'made up', 'x', 0, 'x', 'x', 'x', 'x', 'x', 'x', 'x', '{{}}' "
+    "FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
 }
 
 

@@ -242,7 +242,7 @@ async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(
     assert (task["status"], task["attempt"]) == ("failed", 0)
     assert task["result"]["error"] == {
         "code": "invalid_payload", "message": "the payload is invalid for this task: Expected `str`, got `int` - at "
-                                              "`$.document`"}
+        "`$.document`"}
 
 
 @pytest.mark.parametrize(("error", "runs", "code"), [

@@ -183,7 +183,7 @@ def require_address(settings: Settings) -> None:
     if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
         raise errors.StartupError(
             f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
-                                  "it to the ledger's token, or unset the setting")
+            "it to the ledger's token, or unset the setting")
     if not ours.url:
         raise errors.StartupError(
             f"receipt_mode {settings.receipt_mode} needs ledger.url: set it to the ledger's address")
@@ -213,10 +213,10 @@ def open_other_sink(profile: str, settings: Settings) -> Sink:
         known = ", ".join(sorted({"memorygate", "receiptgate", *points.names}))
         raise errors.StartupError(
             f"ledger.profile: there is no sink {profile!r}; choose one of {known}, or install a package "
-                                  "with that sink (entry-point group asyncgate.sinks)")
+            "with that sink (entry-point group asyncgate.sinks)")
     sink: Sink = points[profile].load().open_sink(settings)
     if sink.reads:      # seals and the archive need the bodies of receipts, which such a sink would take away
         raise errors.StartupError(
             f"ledger.profile: the sink {profile!r} has reads = True; a sink of another package must "
-                                  "have reads = False")
+            "have reads = False")
     return sink

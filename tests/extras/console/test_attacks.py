@@ -43,7 +43,7 @@ READS = {
 }
 WRITES = {
     "a call": f"fetch(gate + '/v1/tasks', {{method: 'POST', credentials: 'include', body: {TASK!r}, "
-              "headers: {'content-type': 'application/json'}})",
+    "headers: {'content-type': 'application/json'}})",
     "a simple call":
         f"fetch(gate + '/v1/tasks', {{method: 'POST', mode: 'no-cors', credentials: 'include', body: {TASK!r}}})",
     "a beacon": f"Promise.resolve(navigator.sendBeacon(gate + '/v1/tasks', new Blob([{TASK!r}])))",
