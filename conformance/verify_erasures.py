@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncgate.parts.model import erased, queries, stored
+from asyncgate.parts.model.walking import walk_rows
 
 Listed = dict[tuple[str, str], stored.Erased]
 
@@ -28,11 +29,7 @@ async def read_erased(backend: Any, tenant_id: str) -> tuple[Listed, list[str]]:
 
 async def read_all(backend: Any, tenant_id: str, kind: type[Any]) -> list[Any]:
     """Return all rows of a kind."""
-    found, after = list[Any](), ""
-    while page := await backend.page(tenant_id, queries.Rows(kind, after)):
-        found += page
-        after = stored.export_key(page[-1])
-    return found
+    return [row async for row in walk_rows(backend, tenant_id, queries.Rows(kind))]
 
 
 def find_false_erasure(listed: Listed, row: stored.Receipt | stored.Audit | stored.Entry) -> str | None:

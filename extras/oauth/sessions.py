@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Struct)
 
 
 def is_client(caller: Caller) -> bool:
-    """Whether a client asks that somebody let in; the console is no such client, but how a person asks herself.
+    """Whether a client asks that somebody let in; the console does not count, for there a person asks herself.
 
     Security: a session of the console counts as its credential does, for any client can begin one with its token.
     """
@@ -38,11 +38,11 @@ def is_client(caller: Caller) -> bool:
 
 def belongs_to_caller(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
     """Whether a row is the caller's to see and to end without an admin's rights."""
-    if is_client(caller):
-        assert caller.token is not None
-        return isinstance(row, stored_oauth.Grant) and row.grant_id == caller.token.session_id and is_about_self(caller,
-                                                                                                                 row)
-    return is_about_self(caller, row)
+    if not is_client(caller):
+        return is_about_self(caller, row)
+    assert caller.token is not None
+    return (isinstance(row, stored_oauth.Grant) and row.grant_id == caller.token.session_id
+            and is_about_self(caller, row))
 
 
 def may_see(engine: Engine, caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
