@@ -6,6 +6,7 @@ import inspect
 import re
 import time
 from email.utils import formatdate
+from itertools import pairwise
 from typing import Any, get_type_hints
 
 import msgspec
@@ -25,7 +26,7 @@ from asyncgate.clients.http import (
     read_retry_after,
 )
 from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
-from asyncgate.commands.declare import FILE, holds_json, render_file
+from asyncgate.commands.declare import FILE, WIDE, holds_json, render_file
 from asyncgate.conformance.harness import are_here
 from asyncgate.parts.operations import OPERATIONS
 from tests.support.each import each
@@ -41,6 +42,14 @@ every = each("name", sorted(OPERATIONS))
 def test_the_methods_are_those_of_the_table() -> None:
     """Git ignores the file: a checkout whose table has changed since its installation has an old one."""
     assert FILE.read_text() == render_file(), "run: python -m asyncgate.commands.declare"
+
+
+def test_a_line_of_a_docstring_ends_where_the_next_word_does_not_fit() -> None:
+    paragraphs = [paragraph.splitlines() for name in OPERATIONS
+                  for paragraph in (inspect.getdoc(getattr(AsyncOperations, name)) or "").split("\n\n")]
+
+    assert [line for lines in paragraphs for line, after in pairwise(lines)
+            if len(f"{' ' * 8}{line} {after.split()[0]}") <= WIDE] == []
 
 
 @every
