@@ -210,7 +210,8 @@ def render_method(op: Operation, define: str, wait: str) -> str:
     taken = textwrap.fill(", ".join(render_arguments(op)).replace(" ", "\0").replace(",\0", ", "), WIDE - 9,
                           break_long_words=False, break_on_hyphens=False).replace("\0", " ")
     gives = op.gives.__name__
-    text = "\n\n".join(textwrap.fill(paragraph, WIDE - 8) for paragraph in op.text.strip().split("\n\n"))
+    paragraphs = (" ".join(paragraph.split()) for paragraph in op.text.strip().split("\n\n"))
+    text = "\n\n".join(textwrap.fill(paragraph, WIDE - 8) for paragraph in paragraphs)
     said = f'"""{op.summary}' + (f"\n\n{text}\n" if text else "") + '"""'
     body = f'{said}\nreturn {wait}self.ask("{op.name}", {gives}, locals())'
     return (f"    {define} {op.name}(\n{textwrap.indent(taken, ' ' * 8)},\n    ) -> {gives}:\n"
