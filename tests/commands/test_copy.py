@@ -64,6 +64,7 @@ WILD = f"\x01\u202e\x7f\n{ODD}"                # as a text
 UNFINISHED = ("queued", "leased", "running")
 
 New = Callable[[], Awaitable[str]]
+Fill = Callable[[str], Awaitable[None]]
 
 
 @pytest.fixture(params=WAYS, ids=" to ".join)
@@ -91,6 +92,18 @@ async def source(way: tuple[str, str], fresh: Callable[..., Awaitable[str]]) -> 
 @pytest.fixture
 async def target(new_target: New) -> str:
     return await new_target()
+
+
+FIRST_COPIES: dict[tuple[str, str], Fill] = {}
+
+
+@pytest.fixture
+async def moved(way: tuple[str, str], source: str, fresh: Callable[..., Awaitable[str]]) -> str:
+    """What `asyncgate copy` has made of the source: once, and each test has it to itself."""
+    async def copy_source(url: str) -> None:
+        await good(source, url)
+
+    return await fresh(way[1], FIRST_COPIES.setdefault(way, copy_source))
 
 
 @asynccontextmanager
@@ -366,9 +379,8 @@ async def test_a_copy_that_is_complete_is_proved_again_and_changes_nothing(sourc
 # What was going on goes on.
 
 
-async def test_a_worker_completes_at_the_new_gate_under_the_lease_of_the_old_one(source: str, target: str) -> None:
-    await good(source, target)
-    async with opened(target) as backend:
+async def test_a_worker_completes_at_the_new_gate_under_the_lease_of_the_old_one(moved: str) -> None:
+    async with opened(moved) as backend:
         gate = gate_on(backend)
         [lease] = (await gate.as_worker("w1").list_leases()).leases
         held = {"task_id": lease.task_id, "lease_id": lease.lease_id, "fence": lease.fence}
@@ -381,12 +393,11 @@ async def test_a_worker_completes_at_the_new_gate_under_the_lease_of_the_old_one
 
     assert done.status == "succeeded"
     assert [(row.fence, row.sequence) for row in progress] == [(1, 2)]
-    assert await wrong_at(target) == []
+    assert await wrong_at(moved) == []
 
 
-async def test_what_starts_at_the_new_gate_under_an_old_lease_tells_that_fence(source: str, target: str) -> None:
-    await good(source, target)
-    async with opened(target) as backend:
+async def test_what_starts_at_the_new_gate_under_an_old_lease_tells_that_fence(moved: str) -> None:
+    async with opened(moved) as backend:
         gate = gate_on(backend)
         [lease] = (await gate.as_worker("w2").list_leases()).leases
 
@@ -397,10 +408,9 @@ async def test_what_starts_at_the_new_gate_under_an_old_lease_tells_that_fence(s
         assert started.payload == '{"fence":1}'
 
 
-async def test_no_lease_of_the_old_gate_outranks_the_next_one_of_the_new(source: str, target: str) -> None:
-    await good(source, target)
+async def test_no_lease_of_the_old_gate_outranks_the_next_one_of_the_new(source: str, moved: str) -> None:
     fences = []
-    for url in (source, target):
+    for url in (source, moved):
         async with opened(url) as backend:
             gate = gate_on(backend)
             [lease] = (await gate.as_worker("w2").list_leases()).leases
@@ -412,28 +422,24 @@ async def test_no_lease_of_the_old_gate_outranks_the_next_one_of_the_new(source:
                 await gate.as_worker("w2").complete(task_id=lease.task_id, lease_id=lease.lease_id, fence=lease.fence)
 
     assert fences == [2, 1002]
-    assert await wrong_at(target) == []
+    assert await wrong_at(moved) == []
 
 
-async def test_a_cursor_of_the_old_gate_goes_on_at_the_new_one(source: str, target: str) -> None:
+async def test_a_cursor_of_the_old_gate_goes_on_at_the_new_one(source: str, moved: str) -> None:
     async with opened(source) as backend:
         gate = gate_on(backend)
         whole = [receipt.receipt_id for receipt in await gate.receipts()]
         first = await gate.as_admin().list_receipts(limit=5)
 
-    await good(source, target)
-
-    async with opened(target) as backend:
+    async with opened(moved) as backend:
         rest = await gate_on(backend).receipts(cursor=first.next_cursor)
         assert [receipt.receipt_id for receipt in (*first.receipts, *rest)] == whole
 
 
-async def test_the_new_gate_gives_ids_behind_those_of_the_old_one(source: str, target: str) -> None:
+async def test_the_new_gate_gives_ids_behind_those_of_the_old_one(source: str, moved: str) -> None:
     newest = max(receipt.receipt_id for receipt in (await rows_at(source))[HOME]["receipts"])
 
-    await good(source, target)
-
-    async with opened(target) as backend:
+    async with opened(moved) as backend:
         assert await gate_on(backend).create() > newest
 
 
@@ -456,10 +462,8 @@ async def test_a_key_of_the_old_gate_lets_in_at_the_new_one_and_the_log_goes_on(
     assert await wrong_at(target) == []
 
 
-async def test_what_was_queued_is_offered_to_whom_it_fits(source: str, target: str) -> None:
-    await good(source, target)
-
-    async with opened(target) as backend:
+async def test_what_was_queued_is_offered_to_whom_it_fits(moved: str) -> None:
+    async with opened(moved) as backend:
         gate = gate_on(backend)
         assert await gate.claim("w9", accept_types=["delayed"]) is None
         assert await gate.claim("w9", accept_types=[f"odd {ODD}"]) is None
@@ -517,14 +521,30 @@ class Dying(Around):
         await self.backend.transact(tenant_id, needs, decide)
 
 
-async def test_a_copy_goes_on_wherever_it_was_stopped(
+TRANSACTIONS = 2 * len(copy.COPIED_TABLES) + 1      # of a copy: VISITED has presences, the others all
+
+
+async def test_a_copy_goes_on_wherever_it_was_stopped() -> None:
+    # A copy knows no database, so each moment is tried where a transaction costs least.
+    async with opened("memory:") as old:
+        await fill(old)
+        before = await everything(old)
+        for stop in range(TRANSACTIONS):
+            async with opened("memory:") as new:
+                with pytest.raises(copy.CopyFailed, match="no space left"):
+                    await copied(old, Dying(new, stop))
+                await copied(old, new)
+
+                assert_is_copy(await everything(new), before)
+        async with opened("memory:") as new:
+            await copied(old, Dying(new, TRANSACTIONS))
+
+
+async def test_a_copy_goes_on_in_a_database_that_was_closed_and_opened_again(
         source: str, new_target: New, way: tuple[str, str], rounds: int) -> None:
-    # VISITED has presences, the others all.
-    before, transactions = await rows_at(source), 2 * len(copy.COPIED_TABLES) + 1
-    # In one round the ways share the moments among them; `--rounds 3` has each way stop at each.
-    stops = range(transactions) if rounds >= len(WAYS) else range(WAYS.index(way), transactions, len(WAYS))
+    before, apart = await rows_at(source), max(1, TRANSACTIONS // (2 * rounds))
     async with opened(source) as old:
-        for stop in stops:
+        for stop in range(WAYS.index(way) + 1, TRANSACTIONS, apart):
             target = await new_target()
             async with opened(target) as new:
                 with pytest.raises(copy.CopyFailed, match="no space left"):
@@ -533,22 +553,22 @@ async def test_a_copy_goes_on_wherever_it_was_stopped(
                 await copied(old, new)
 
                 assert_is_copy(await everything(new), before)
-        async with opened(await new_target()) as new:
-            await copied(old, Dying(new, transactions))
 
 
-async def grown(url: str, tasks: int) -> None:
+async def grow(url: str) -> None:
     async with opened(url) as backend:
         gate = gate_on(backend)
-        for _ in range(tasks // 500):
+        for _ in range(10):
             await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 500)
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+# A kill concerns the target alone, Ctrl-C the connections of both.
+@pytest.mark.parametrize(("way", "by"), [
+    (WAYS[0], signal.SIGKILL), (WAYS[1], signal.SIGKILL), (WAYS[1], signal.SIGINT), (WAYS[2], signal.SIGINT)],
+    ids=lambda value: " to ".join(value) if isinstance(value, tuple) else value.name, indirect=["way"])
 async def test_the_same_command_goes_on_after_a_kill_and_after_ctrl_c(
-        new_source: New, target: str, by: signal.Signals) -> None:
-    source, deadline = await new_source(), time.monotonic() + PATIENCE_SECONDS
-    await grown(source, 5000)
+        way: tuple[str, str], fresh: Callable[..., Awaitable[str]], target: str, by: signal.Signals) -> None:
+    source, deadline = await fresh(way[0], grow), time.monotonic() + PATIENCE_SECONDS
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asyncgate", "copy", source, target, stdout=PIPE, stderr=PIPE)
     backend = await open_backend(target)
