@@ -37,6 +37,7 @@ from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
+from asyncgate.parts.app import Gate as App
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -86,6 +87,7 @@ from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
+from tests.conftest import Served
 from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -271,13 +273,13 @@ async def breaches(db: Any, rule: str) -> set[str]:
     return {row[0] for row in await db.fetch(query)} ^ exempt
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 async def test_the_catalog_keeps_the_rule(admin: str, rule: str) -> None:
     async with connected(admin) as db:
         assert await breaches(db, rule) == set()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 async def test_a_breach_of_the_rule_is_found(admin: str, rule: str) -> None:
     async with connected(admin) as db:
         await db.execute("BEGIN")
@@ -700,7 +702,7 @@ FORBIDDEN += [change.format(table=table, column=column) for table, column in APP
     "ON CONFLICT ON CONSTRAINT {table}_pkey DO UPDATE SET {column} = 'made up'")]
 
 
-@pytest.mark.parametrize("statement", FORBIDDEN)
+@each("statement", FORBIDDEN)
 async def test_the_role_of_the_gate_cannot(
         url: str, neighbour: Neighbour, our_tenant: str, statement: str) -> None:
     async with behind_the_wall(url, our_tenant) as db:
@@ -750,7 +752,7 @@ def test_another_role_takes_no_password_along(url: str, expected: str) -> None:
     assert as_user(url, "archivist") == expected
 
 
-@pytest.mark.parametrize("statement", [
+@each("statement", [
     "UPDATE asyncgate.states SET priority = 9 WHERE tenant_id = '{theirs}'",
     "UPDATE asyncgate.progress AS p SET progress = s.task_id FROM asyncgate.states AS s "
     "WHERE s.tenant_id <> asyncgate.tenant() AND s.task_id = p.task_id",
@@ -937,13 +939,16 @@ def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
             "as worker": at_engine(gate.as_worker()), "over REST": rest, "over MCP": mcp}
 
 
+WITHOUT_LIMITS: dict[str, Any] = {"security": SecuritySettings(rate_limiting=RateLimiting(enabled=False))}
+
+
 @pytest.fixture
 async def served(serve: Any) -> Any:
     """A gate without upkeep, which would seal the receipts of all twins, and tell of other runs in each health.
 
     Without limits, too, which a gate of several tenants has by default: each answer would tell how many calls are left.
     """
-    served = await serve(security=SecuritySettings(rate_limiting=RateLimiting(enabled=False)))
+    served = await serve(**WITHOUT_LIMITS)
     await served.end_loops()
     return served
 
@@ -983,7 +988,7 @@ def test_what_differs_whenever_one_asks_is_taken_out_of_an_answer_however_it_is_
     assert masked(said % 9, {}) == masked(said % 10, {})
 
 
-# A read leaves the twin as it is, which is costly to make.
+# A read leaves the twin as it is; a write gets one for itself.
 WRITES = [name for name, op in OPERATIONS.items() if op.kind == "W"]
 READS = sorted(OPERATIONS.keys() - WRITES)
 # What leaves something behind that another answer would show comes behind that one.
@@ -1010,12 +1015,6 @@ async def expect_own(admin: str, neighbour: Neighbour, ours: dict[str, Tongue], 
         for fields in how(operation):
             for way, ask in ours.items():
                 assert THEIRS.encode() not in await ask(operation, filled(fields, neighbour.shared)), f"{way}: {fields}"
-
-
-@pytest.mark.parametrize("operation", WRITES)
-async def test_what_both_have_is_ones_own_to_change(
-        admin: str, neighbour: Neighbour, ours: dict[str, Tongue], operation: str) -> None:
-    await expect_own(admin, neighbour, ours, operation)
 
 
 @each("operation", READS)
@@ -1045,9 +1044,50 @@ async def theirs(served: Any) -> tuple[Tongue, dict[str, str]]:
     return tongues(served, gate, "none")["as admin"], await live_more(gate, THEIRS)
 
 
-@pytest.mark.parametrize("operation", sorted({*WRITES} - OPERATORS - NAMELESS))
-async def test_whoever_has_it_is_answered_otherwise(theirs: tuple[Tongue, dict[str, str]], operation: str) -> None:
-    await expect_otherwise(*theirs, operation)
+class Stage:
+    """A database with the neighbour and its twin, of which each write gets a copy: to let them live takes longer."""
+
+    def __init__(self, cluster: Cluster, neighbour: Neighbour, tenant_id: str, key: str) -> None:
+        self.cluster, self.neighbour, self.tenant_id, self.key = cluster, neighbour, tenant_id, key
+
+    @classmethod
+    async def build(cls, cluster: Cluster) -> Stage:
+        """Let both live."""
+        url = await cluster.migrated_database("stage")
+        neighbour = await settle(url, cluster.admin_url("stage"))
+        async with backend_of(url) as backend:
+            gate = await twin(backend)
+            made = await gate.as_admin().issue_key(
+                name="root", principal_kind="human", principal_id="root", role="admin")
+        return cls(cluster, neighbour, gate.tenant_id, made.api_key)
+
+    @contextlib.asynccontextmanager
+    async def copied(self) -> AsyncIterator[Any]:
+        """Serve a copy."""
+        await self.cluster.create_database("stage_copy", "stage")
+        app = App(settings_for_tests(**WITHOUT_LIMITS), await open_backend(self.cluster.url("stage_copy")))
+        async with app.app.router.lifespan_context(app.app):
+            served = Served(app)
+            await served.end_loops()
+            yield served
+        await self.cluster.drop_databases("stage_copy")
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster) -> Stage:
+    return asyncio.run(Stage.build(cluster))
+
+
+@each("operation", WRITES)
+async def test_what_both_have_is_ones_own_to_change_and_whoever_has_it_is_answered_otherwise(
+        stage: Stage, operation: str) -> None:
+    neighbour = stage.neighbour
+    async with stage.copied() as served:
+        ours, theirs = (Gate(served.engine, tenant_id) for tenant_id in (stage.tenant_id, neighbour.tenant_id))
+
+        await expect_own(stage.cluster.admin_url("stage_copy"), neighbour, tongues(served, ours, stage.key), operation)
+        if operation not in OPERATORS | NAMELESS:
+            await expect_otherwise(tongues(served, theirs, "none")["as admin"], neighbour.own, operation)
 
 
 @each("operation", sorted({*READS} - OPERATORS - NAMELESS))
