@@ -533,7 +533,9 @@ async def list_audit(engine: Engine, caller: Caller, ask: wire_admin.ListAudit) 
                 and (ask.session_id is None or concerns(line, SESSIONS_OF_LINE, ask.session_id))
                 and (ask.token_id is None or concerns(line, TOKENS_OF_LINE, ask.token_id)))
     filters = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id, ask.last)
-    lines = queries.Rows(stored.Audit, await find_last_lines(engine, tenant_id, ask.last))
+    head = None if ask.last is None else await engine.backend.record(tenant_id, stored.AuditHead)
+    before = f"{max(0, head.number - ask.last):012d}" if head and ask.last is not None else ""     # the last so many
+    lines = queries.Rows(stored.Audit, before)
     log = ChainedPages(engine)
     rows, following, cursor = await read_page(engine, caller, ask, filters, tenant_id, lines, wanted, log)
     return wire_admin.AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
@@ -557,12 +559,6 @@ class ChainedPages:
             self.broken = self.broken or audit.find_break(rest, first)
             self.head = stored.AuditHead(lines[-1].number, lines[-1].hash)
         return lines
-
-
-async def find_last_lines(engine: Engine, tenant_id: str, last: int | None) -> str:
-    """Return the place before the last so many lines of a log; empty: before all."""
-    head = None if last is None else await engine.backend.record(tenant_id, stored.AuditHead)
-    return f"{max(0, head.number - last):012d}" if head and last is not None else ""
 
 
 # The members of a line that name a key, a session, a token: of who did something, and of what was done to it.

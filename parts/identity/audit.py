@@ -308,7 +308,12 @@ class Auditor:
     def note(self, tenant_id: str, event: str, severity: wire_admin.Severity, *, place: str | None = None,
              **said: Any) -> None:
         """Note an event; events of strangers have a budget for each address."""
-        line = (event, severity, self._encode_details({**current_visitor(), **said}))
+        raw = to_canonical(details := {**current_visitor(), **said})
+        if (body := self.bodies.get(raw)) is None:      # kept for a second, because in a flood most lines are equal
+            body = body_of_line(self.engine.settings, details)
+            if len(self.bodies) < MOST_NOTED:
+                self.bodies[raw] = body
+        line = (event, severity, body)
         noted = self.noted[tenant_id]
         if place is not None and line not in noted and not self.strangers.take_line(place, event):
             return
@@ -318,16 +323,7 @@ class Auditor:
         since, times = noted.get(line, (self.engine.backend.now(), 0))
         noted[line] = since, times + 1
         if not times:       # repeats go to the process's own log when the line is written
-            log_line(severity, event, tenant_id, line[2])
-
-    def _encode_details(self, said: dict[str, Any]) -> bytes:
-        """Encode the details of a line; cached for a second, because in a flood most lines are equal."""
-        raw = to_canonical(said)
-        if (text := self.bodies.get(raw)) is None:
-            text = body_of_line(self.engine.settings, said)
-            if len(self.bodies) < MOST_NOTED:
-                self.bodies[raw] = text
-        return text
+            log_line(severity, event, tenant_id, body)
 
     def note_refusal(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
         """Note a refusal that concerns security."""
@@ -353,13 +349,9 @@ class Auditor:
                       reason=code, message=message)
         elif code == "parent_not_found":
             for parent in ask.parents:
-                self._suspect(caller, "receipt_id", parent)
+                self.suspect(caller, "receipt_id", parent)
         elif code in FOREIGN and not (FOREIGN[code] == "lease_id" and getattr(ask, "task_id", None)):
-            self._suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
-
-    def check_receipt(self, caller: Caller, receipt_id: str) -> None:
-        """Check whether a receipt is another tenant's, after check_terminator found no answer to it."""
-        self._suspect(caller, "receipt_id", receipt_id)
+            self.suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
 
     def note_stranger(self, no: errors.GateError, shown: str | None = None) -> None:
         """Note a refused credential in the operator's audit log, and in that of its tenant if it is known."""
@@ -369,14 +361,10 @@ class Auditor:
             place = group_address((visit.get() or {}).get("asyncgate.address") or "")
             tenant_id, facts = no.whose or (self.engine.settings.default_tenant_id, {})
             if no.whose is None and shown is not None and shown.startswith(KEY_PREFIX):
-                self._suspect(NOBODY, "shown_key", shown[ID_START:ID_END])
+                self.suspect(NOBODY, "shown_key", shown[ID_START:ID_END])
             for log_of in {self.engine.settings.default_tenant_id: None, tenant_id: None}:
                 self.note(log_of, *EVENTS[no.code], place=place, reason=reason, message=message,
                           **(facts if log_of == tenant_id else {}))
-
-    def note_caller(self, caller: Caller) -> None:
-        """Note the first use of a credential in this process; count further uses."""
-        self.tally(caller, "auth_success", "info")
 
     def tally(self, caller: Caller, event: str, severity: wire_admin.Severity, **said: Any) -> None:
         """Note the first of equal events; count further ones."""
@@ -507,7 +495,7 @@ class Auditor:
 
     # Security: an id of another tenant gets the same 404 as an unknown id; the difference is looked up later (21.9.3).
 
-    def _suspect(self, caller: Caller, name: str, id: str) -> None:
+    def suspect(self, caller: Caller, name: str, id: str) -> None:
         """Queue an id for a look-up of its tenant, unless it has the caller's own mark, or no mark."""
         if name not in ("key_id", "shown_key") and mark_in(id) in (None, mark_of(caller.tenant_id)):
             return
@@ -532,7 +520,10 @@ class Auditor:
     async def _look_up(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
             if name == "shown_key":
-                await self._blame_key(id, where)
+                if (found := await self.engine.backend.find_key(id)) is not None:
+                    place = group_address(str(where.get("ip") or ""))
+                    self.note(found[0], *EVENTS["unauthenticated"], place=place, **where, about_key=id,
+                              reason="wrong_secret", message="a key of this tenant was shown with a wrong secret")
             elif await self._is_foreign(caller.tenant_id, name, id):
                 self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **describe_caller(caller),
                           **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
@@ -541,13 +532,6 @@ class Auditor:
                             principal=str(caller.principal), **{f"foreign_{name}": id})
         except Exception:
             log.exception("cannot find out to which tenant id %s belongs", id)
-
-    async def _blame_key(self, key_id: str, where: dict[str, Any]) -> None:
-        """Note in a tenant's log that somebody has shown one of its keys with a wrong secret."""
-        if (found := await self.engine.backend.find_key(key_id)) is not None:
-            place = group_address(str(where.get("ip") or ""))
-            self.note(found[0], *EVENTS["unauthenticated"], place=place, **where, about_key=key_id,
-                      reason="wrong_secret", message="a key of this tenant was shown with a wrong secret")
 
     async def _is_foreign(self, tenant_id: str, name: str, id: str) -> bool:
         """Whether another tenant has an id; only tenants with the id's mark are searched."""

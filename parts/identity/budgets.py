@@ -83,7 +83,12 @@ class Budgets(Extension):
             return
         if reached := spending.reached:
             spending.looked_at = min(spending.looked_at, work.now - BUDGET_SECONDS + REFUSED_SECONDS)
-            raise refuse_task(spending, reached[0], work.now)
+            name, ends = reached[0], to_utc(spending.ends).isoformat(timespec="minutes")
+            raise errors.QuotaExceeded(
+                f"this tenant has used its {spending.describe(name)}, so it cannot create tasks before {ends}; an "
+                "admin of the tenant raises the budget with set_budget, get_budgets shows all.  Tasks that exist go on",
+                quota=f"budget.{name}", limit=spending.limits[name], month=write_month(spending.month),
+                retry_after=max(int(spending.ends - work.now) + 1, 1))
         spending.used["tasks"] += 1
 
     def why_no_lease(self, work: Work, worker: wire.Principal) -> str | None:
@@ -179,16 +184,6 @@ class Budgets(Extension):
                 "create tasks" for name in used]
 
 
-def refuse_task(spending: Spending, name: wire_usage.Quantity, now: float) -> errors.QuotaExceeded:
-    """Make the refusal of a task."""
-    ends = to_utc(spending.ends).isoformat(timespec="minutes")
-    return errors.QuotaExceeded(
-        f"this tenant has used its {spending.describe(name)}, so it cannot create tasks before {ends}; an admin of the "
-        "tenant raises the budget with set_budget, get_budgets shows all.  Tasks that exist go on",
-        quota=f"budget.{name}", limit=spending.limits[name], month=write_month(spending.month),
-        retry_after=max(int(spending.ends - now) + 1, 1))
-
-
 def read_budgets(account: stored.Account | None) -> dict[wire_usage.Quantity, int]:
     """Return the budgets of an account, by quantity."""
     return msgspec.json.decode(account.budgets, type=dict[wire_usage.Quantity, int]) if account is not None else {}
@@ -230,14 +225,10 @@ async def report_budgets(engine: Engine, tenant_id: str) -> wire_usage.BudgetRep
     budgets = engine.find_extension(Budgets)
     assert budgets is not None
     spending = await budgets.look(tenant_id)
-    lines = [wire_usage.BudgetLine(name, limit, used := spending.used[name], show_percent(used, limit),
-                                   name in spending.reached) for name, limit in spending.limits.items()]
+    lines = [wire_usage.BudgetLine(name, limit, used := spending.used[name],
+                                   round(100 * used / limit, 1) if limit else 100.0, name in spending.reached)
+             for name, limit in spending.limits.items()]
     return wire_usage.BudgetReport(tenant_id, write_month(spending.month), lines)
-
-
-def show_percent(used: float, limit: int) -> float:
-    """Return how much of a budget is used; a budget of nothing is always used."""
-    return round(100 * used / limit, 1) if limit else 100.0
 
 
 OPERATIONS = [Operation(set_budget, "POST /v1/budgets", "A", "admin:write", "W", idempotent=True),

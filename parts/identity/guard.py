@@ -290,7 +290,7 @@ class Guard(Extension):
                 await self.keys.note_guess(address)
             await self._draw(scope, self._strangers(address))
             raise
-        self.auditor.note_caller(caller)
+        self.auditor.tally(caller, "auth_success", "info")
         scope["asyncgate.caller"] = caller
         return caller
 
@@ -427,7 +427,7 @@ class Guard(Extension):
         if isinstance(reply, wire.Offers) and reply.warnings and FULL_OF_LEASES in reply.warnings:
             self.auditor.tally(caller, "quota_exceeded", "warning", operation=op.name, quota="concurrent_leases")
         elif isinstance(reply, wire.Terminator) and not reply.has_terminator:
-            self.auditor.check_receipt(caller, reply.parent_receipt_id)
+            self.auditor.suspect(caller, "receipt_id", reply.parent_receipt_id)
         elif isinstance(reply, wire_admin.Limits) and reply.used is not None:
             await self._add_rates(reply, reply.used)
         if caller.key_id is not None or caller.token is not None:

@@ -222,7 +222,9 @@ class AccessTokens:
 
     async def _prove(self, token: str, digest: bytes) -> ProvenToken:
         kid = key_id(token)
-        issuer = self._find_issuer(token)
+        unproven = decode_strictly(urlsafe_b64decode(token.split(".", 2)[1].encode()), Unproven)
+        if (issuer := self.issuers.get(unproven.iss)) is None:
+            raise Flaw("iss is another issuer", "token_issuer")
         key = await issuer.keys.find(kid)
         # Order: no await from here on, so the keys cannot change between the check and its place in the cache.
         claims = decode_strictly(verify_signature(token, key), Claims)
@@ -231,13 +233,6 @@ class AccessTokens:
         proven = ProvenToken(caller_of_claims(claims, issuer), claims.exp + self.leeway_seconds)
         self.proven.put(digest, proven)
         return proven
-
-    def _find_issuer(self, token: str) -> Issuer:
-        """Return the issuer that a token names, which nothing proves yet; raises Flaw for an unknown one."""
-        said = decode_strictly(urlsafe_b64decode(token.split(".", 2)[1].encode()), Unproven)
-        if (issuer := self.issuers.get(said.iss)) is None:
-            raise Flaw("iss is another issuer", "token_issuer")
-        return issuer
 
 
 def make_token_refusal(wrong: Exception) -> errors.InvalidToken:
@@ -260,11 +255,15 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
     """Return the issuers that the settings name, with their keys; raises StartupError for unsafe ones."""
     jwt = settings.security.jwt
     named: list[tuple[str, Jwt | TrustedIssuer, list[RSAKey]]] = [
-        (one.issuer, one, load_trusted_keys(one)) for one in jwt.issuers]
+        (one.issuer, one, [] if "://" in one.jwks else
+         [public_half(key) for key in require_key_file(one.jwks, "jwks")]) for one in jwt.issuers]
     # With OAuth the private key signs the gate's own tokens, whose issuer is public_url: see oauth/signing.py.
     without = replace(jwt, private_key_path="") if settings.security.oauth.enabled else jwt
     if without.private_key_path or jwt.public_key_path or jwt.jwks:
-        named.insert(0, (jwt.issuer, jwt, load_key_files(without)))
+        paths = {"private_key_path": without.private_key_path, "public_key_path": jwt.public_key_path, "jwks": jwt.jwks}
+        named.insert(0, (jwt.issuer, jwt, [
+            public_half(key) for name, path in paths.items() if path and "://" not in path
+            for key in require_key_file(path, name)]))
     found = []
     for name, limits, fixed in named:
         if not limits.audience:
@@ -427,18 +426,6 @@ def make_fetcher(settings: Settings) -> httpx2.AsyncClient:
 
     outgoing = settings.security.outgoing
     return make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
-
-
-def load_key_files(jwt: Jwt) -> list[RSAKey]:
-    """Load the keys that the settings name; raises StartupError for an unsafe one."""
-    paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path, "jwks": jwt.jwks}
-    return [public_half(key) for name, path in paths.items() if path and "://" not in path
-            for key in require_key_file(path, name)]
-
-
-def load_trusted_keys(issuer: TrustedIssuer) -> list[RSAKey]:
-    """Load the keys of a further issuer, unless they are at a URL; raises StartupError for an unsafe one."""
-    return [] if "://" in issuer.jwks else [public_half(key) for key in require_key_file(issuer.jwks, "jwks")]
 
 
 def require_key_file(path: str, name: str) -> list[RSAKey]:

@@ -64,20 +64,14 @@ def note_admin_operation(auditor: Auditor, op: Operation, caller: Caller, ask: w
         auditor.tally(caller, "admin_read" if op.kind == "R" else "admin_operation", "info", operation=op.name,
                       about_tenant=named)
     elif not (visit.get() or {}).get(TOLD):
+        # key_id in a line is always the caller's own key
+        facts = {name: given for field, name in (("task_id", "task_id"), ("key_id", "about_key"))
+                 if (given := getattr(ask, field, None))}
+        shown = msgspec.to_builtins(reply)
+        counts = {name: value for name, value in shown.items() if isinstance(value, int)} if isinstance(
+            shown, dict) else {}
         auditor.note(caller.tenant_id, "admin_operation", "info", **describe_caller(caller), operation=op.name,
-                     **request_facts(ask), answer=reply_counts(reply))
-
-
-def request_facts(ask: wire.Ask) -> dict[str, Any]:
-    """Return the facts of a request for its audit line; key_id in a line is always the caller's own key."""
-    return {said: given for name, said in (("task_id", "task_id"), ("key_id", "about_key"))
-            if (given := getattr(ask, name, None))}
-
-
-def reply_counts(reply: Any) -> dict[str, Any]:
-    """Return the numbers of a short reply."""
-    said = msgspec.to_builtins(reply)
-    return {name: value for name, value in said.items() if isinstance(value, int)} if isinstance(said, dict) else {}
+                     **facts, answer=counts)
 
 
 async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: wire.Principal, ask: Any,

@@ -212,7 +212,8 @@ def rotate_key_file(path: str, now: float, overlap_seconds: float = OVERLAP_DAYS
         current, *retired = read_signing_keys(path)
         kept = [SigningKey(current.public, current.public, current.since, now + overlap_seconds), *retired]
         with replacing(name_retired(path), 0o644, owner) as list_retired:
-            entries = [describe_retired(one) for one in kept if is_in_force(one, now)]
+            entries = [{**describe_key(one.key), "iat": one.since, "exp": one.until} for one in kept
+                       if is_in_force(one, now)]
             list_retired(encode_json({"keys": entries}))
         write(generate_pem(bits).encode())
     return read_signing_keys(path)[0]
@@ -242,8 +243,3 @@ def replacing(path: str, mode: int, owner: os.stat_result) -> Iterator[Callable[
 def is_in_force(key: SigningKey, now: float) -> bool:
     """Whether a key signs or verifies at a time."""
     return key.until is None or now < key.until
-
-
-def describe_retired(key: SigningKey) -> dict[str, Any]:
-    """Return a retired key as an entry of its list."""
-    return {**describe_key(key.key), "iat": key.since, "exp": key.until}

@@ -184,8 +184,12 @@ class RedisLimits:
                 return await self._ask(limited, cost)
             except self._failures() as error:
                 self._lose(error)
-        self._try_again()
-        return self._without_the_store(limited, cost)
+        if self.trying is None and time.monotonic() >= self.try_again_at:
+            self.trying = asyncio.create_task(self._try())
+        if self.deny:
+            raise errors.LimiterUnavailable("the store of the rate limits does not answer; try again",
+                                            retry_after=math.ceil(self.retry_seconds))
+        return self.alone.take_now([divide_bucket(one, self.gates) for one in limited], cost)
 
     def _failures(self) -> tuple[type[Exception], ...]:
         from redis import RedisError
@@ -262,10 +266,6 @@ class RedisLimits:
                         str(error) or "no answer", instead)
             self.degraded, self.try_again_at = True, time.monotonic() + self.retry_seconds
 
-    def _try_again(self) -> None:
-        if self.trying is None and time.monotonic() >= self.try_again_at:
-            self.trying = asyncio.create_task(self._try())
-
     async def _try(self) -> None:
         """Check whether the store is back."""
         try:
@@ -279,12 +279,6 @@ class RedisLimits:
             self.try_again_at = time.monotonic() + self.retry_seconds
         finally:
             self.trying = None
-
-    def _without_the_store(self, buckets: list[limits.Bucket], cost: int) -> limits.LimitVerdict:
-        if self.deny:
-            raise errors.LimiterUnavailable("the store of the rate limits does not answer; try again",
-                                            retry_after=math.ceil(self.retry_seconds))
-        return self.alone.take_now([divide_bucket(one, self.gates) for one in buckets], cost)
 
     async def close(self) -> None:
         tasks = [task for task in (self.sending, self.trying) if task]
