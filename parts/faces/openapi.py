@@ -137,19 +137,15 @@ def clean_schema(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return [clean_schema(part) for part in schema] if isinstance(schema, list) else schema
     name = NAME_SCHEMA.items() <= schema.items()
+    kind = schema.get("type")       # one of several types: client generators do not know that, so any value is accepted
     out = {"uniqueItems", *(NAME_SCHEMA if name else ()), *(["default"] if schema.get("default") in ("", None) else ()),
-           *(["type"] if is_any(schema.get("type")) else ())}
+           *(["type"] if isinstance(kind, list) and len({*kind} - {"null"}) > 1 else ())}
     kept = {name: clean_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(text)
     if kept.get("pattern") == wire.UNTAGGED:
         kept["pattern"] = wire.PLAIN         # JavaScript reads the other one with a flag only
     return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})
-
-
-def is_any(kind: Any) -> bool:
-    """Whether a schema allows several types; client generators do not support that, so any value is accepted."""
-    return isinstance(kind, list) and len({*kind} - {"null"}) > 1
 
 
 def refer_to(name: str) -> JsonObject:
@@ -171,13 +167,23 @@ def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[s
         "responses": {"200": {"description": schemas[reply]["description"],
                               "content": {getattr(op.gives, "media", "application/json"): content}},
                       **({"204": {"description": op.nothing}} if op.nothing else {}),
-                      **describe_refusals(op, verb, path)}, "x-roles": op.roles,
+                      **{str(status): {
+                          "description": STATUS[status], **HEADERS.get(status, {}),
+                          "content": wrap_content({"allOf": [
+                              refer_to("Problem"), {"properties": {"error": {"enum": sorted(set(names))}}}]})}
+                         for status, names in list_codes(op, verb, path).items()}}, "x-roles": op.roles,
         "x-scopes": sorted(op.scope.split())}
     if verb == "GET":
         asks = [field for field in whole["properties"] if field not in carried]
         told["parameters"] += [describe_parameter(field, "query", whole, asked) for field in asks]
     else:
-        told["requestBody"] = describe_body(op.takes.__name__, carried, schemas, asked)
+        whole, rest = schemas[op.takes.__name__], op.takes.__name__ + ("Body" if carried else "")
+        schemas[rest] = {
+            **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
+            "properties": {field: schema for field, schema in whole["properties"].items() if field not in carried}}
+        sent = {field: value for field, value in asked.items() if field not in carried}
+        told["requestBody"] = {"content": wrap_content(refer_to(rest), sent),
+                               "required": bool(schemas[rest]["required"])}
     return told | ({"security": []} if op.open else {}) | ({"deprecated": True} if op.successor else {})
 
 
@@ -197,16 +203,6 @@ def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonOb
     schema = {key: part for key, part in schema.items() if (key, part) != ("default", None)}
     told = {"name": name, "in": where, "required": where == "path" or name in whole["required"], "schema": schema}
     return told | text | ({"example": example[name]} if name in example else {})
-
-
-def describe_body(name: str, carried: list[str], schemas: dict[str, JsonObject], example: JsonObject) -> JsonObject:
-    """Describe a request's body: all fields but the path parameters."""
-    whole, rest = schemas[name], name + ("Body" if carried else "")
-    schemas[rest] = {
-        **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
-        "properties": {field: schema for field, schema in whole["properties"].items() if field not in carried}}
-    sent = {field: value for field, value in example.items() if field not in carried}
-    return {"content": wrap_content(refer_to(rest), sent), "required": bool(schemas[rest]["required"])}
 
 
 def wrap_content(schema: JsonObject, *example: JsonObject) -> JsonObject:
@@ -229,15 +225,6 @@ def list_codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     refusals = [(int(status), code) for status, code in (one.split() for one in told.split(", "))]
     refusals += [(kind.status, kind.code) for kind in op.takes.refusals]
     return {status: names for status in STATUS if (names := [code for its, code in refusals if its == status])}
-
-
-def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
-    """Describe the refusals of an operation."""
-    return {str(status): {
-        "description": STATUS[status], **HEADERS.get(status, {}),
-        "content": wrap_content({"allOf": [
-            refer_to("Problem"), {"properties": {"error": {"enum": sorted(set(names))}}}]})}
-        for status, names in list_codes(op, verb, path).items()}
 
 
 class ServedDocument:

@@ -14,7 +14,7 @@ from asyncgate.parts.faces import http
 from asyncgate.parts.model import errors, members, screening, wire
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.trace import Trace, find_trace
+from asyncgate.parts.model.trace import find_trace
 
 if TYPE_CHECKING:
     from asyncgate import Caller, Operation
@@ -81,19 +81,15 @@ class Endpoint:
             raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
         caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)
-        if op.takes.creates and (trace := self._find_creator(scope)) is not None:
-            caller = replace(caller, trace=trace)
+        if op.takes.creates:        # the creator's trace is the one that the request names, else that of its own span
+            trace = find_trace(scope["headers"]) or (self.gate.tracing and self.gate.tracing.current())
+            caller = replace(caller, trace=trace) if trace else caller
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.successor and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             _, path = self.gate.operations[op.successor].rest[0]
             more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
         work = self.gate.engine.perform(op, caller, ask)
         return await (http.run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
-
-    def _find_creator(self, scope: Scope) -> Trace | None:
-        """Return the trace of a task's creator: the one that the request names, else that of its own span."""
-        trace = find_trace(scope["headers"])
-        return self.gate.tracing.current() if trace is None and self.gate.tracing is not None else trace
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> wire.Ask:
         """Read a request: a GET from its query, others from the body; path parameters override both."""

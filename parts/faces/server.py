@@ -85,7 +85,10 @@ def run_server(
     try:
         context = make_tls_context(settings.security.tls)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        return _report_bad_certificate(settings.security.tls, error)
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        print(f"asyncgate: security.tls: {settings.security.tls.certificate_path!r} or its private key is "
+              f"invalid: {why}", file=sys.stderr)
+        return 2
     try:
         sockets = handed or bind_sockets(settings.host, settings.port)
     except OSError as error:
@@ -115,12 +118,6 @@ def make_tls_context(tls: Tls) -> ssl.SSLContext | None:
         tls.certificate_path, tls.private_key_path or None, password=lambda: tls.private_key_password
     )
     return context
-
-
-def _report_bad_certificate(tls: Tls, error: Exception) -> int:
-    why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-    print(f"asyncgate: security.tls: {tls.certificate_path!r} or its private key is invalid: {why}", file=sys.stderr)
-    return 2
 
 
 def bind_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
@@ -542,11 +539,6 @@ class CycleShortcut:
         return True
 
 
-def _is_for_mcp(scope: Any) -> bool:
-    path: str = scope["path"].removeprefix(scope["root_path"])
-    return path.startswith("/mcp")
-
-
 class Lingering:
     """The transport of one request whose body the app may refuse: it closes when the client has read the answer."""
 
@@ -586,7 +578,10 @@ class Crowd:
         """Count a connection; return the key to pass to `leave`, or None if it is not counted."""
         if not self.most or not peer:
             return None
-        where = find_network(peer[0]) if ":" in peer[0] else peer[0]
+        where = peer[0]
+        if ":" in where:
+            network = socket.inet_pton(socket.AF_INET6, where.partition("%")[0])[:8] + bytes(8)
+            where = socket.inet_ntop(socket.AF_INET6, network) + "/64"
         self.counts[where] += 1
         return where
 
@@ -606,12 +601,6 @@ class Crowd:
             if not self.counts[where]:
                 del self.counts[where]
                 self.told.discard(where)
-
-
-def find_network(address: str) -> str:
-    """Return the /64 network of an IPv6 address."""
-    head = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
-    return socket.inet_ntop(socket.AF_INET6, head + bytes(8)) + "/64"
 
 
 class Http(HttpToolsProtocol):
@@ -732,7 +721,8 @@ class Http(HttpToolsProtocol):
         if self.resuming:
             self.headers = TRAILERS
             return
-        if self.idle_bytes > MAX_HEAD_BYTES and self._count_head_bytes() > MAX_HEAD_BYTES:
+        if self.idle_bytes > MAX_HEAD_BYTES < len(self.url) + sum(
+                len(name) + len(value) + 4 for name, value in self.headers):
             self._reject(LARGE_HEAD)
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -740,8 +730,10 @@ class Http(HttpToolsProtocol):
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) != 1 and (hosts or version != "1.0"):
             self._reject(ONE_HOST)
-        if not self.url.startswith(b"/") and self._read_authority() not in (None, *map(bytes.lower, hosts)):
-            self._reject(OTHER_HOST)
+        if not self.url.startswith(b"/") and self.url != b"*":      # an absolute target: its authority is the host
+            authority = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+            if authority not in map(bytes.lower, hosts):
+                self._reject(OTHER_HOST)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._make_room(len(self.connections) - self.limit_concurrency + 1)
         super().on_headers_complete()
@@ -780,13 +772,6 @@ class Http(HttpToolsProtocol):
 
     def _wait_for_more(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def _read_authority(self) -> bytes | None:
-        """Return the authority of an absolute target; None for `*`, which has none."""
-        return None if self.url == b"*" else self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
-
-    def _count_head_bytes(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _reject(self, refusal: HttpRefusal) -> NoReturn:
         # Raised through the parser, so that it parses no further message of the same read.
@@ -837,7 +822,8 @@ class Http(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
-        if app is not self.app and _is_for_mcp(cycle.scope):      # whose clients need an answer in JSON-RPC
+        path = cycle.scope["path"].removeprefix(cycle.scope["root_path"])
+        if app is not self.app and path.startswith("/mcp"):     # whose clients need an answer in JSON-RPC
             cycle.scope["asyncgate.overloaded"], app = True, self.app
         super()._start_asgi_task(cycle, app if app is self.app else _overloaded)
 

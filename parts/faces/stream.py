@@ -211,13 +211,9 @@ class Following:
         page: Any = await self.gate.engine.perform(self.gate.operations["list_receipts"], self.caller, ask)
         places = [row.receipt_id for row in page.receipts] if self.alone else [page.cursor]
         self.after = places[-1] if page.receipts else self.after
-        events = [write_event(place, row) for place, row in zip(places, page.receipts, strict=False)]
+        events = [b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), write_line(row))
+                  for place, row in zip(places, page.receipts, strict=False)]
         return b"".join(events), page.next_cursor is not None
-
-
-def write_event(place: str, receipt: wire.ReceiptRecord) -> bytes:
-    """Write one receipt."""
-    return b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), write_line(receipt))
 
 
 def write_change(change: Change) -> bytes:

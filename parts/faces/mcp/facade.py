@@ -262,7 +262,9 @@ class Facade:
             return await self._error(scope, send, id, jsonrpc.CODES.get(refusal.status, jsonrpc.INTERNAL_ERROR),
                                      refusal,
                                      HTTPStatus.OK if message.standard else None)
-        result = tools.make_refusal_result(refusal) | (COMPLETE if is_modern(scope["headers"]) else {})
+        modern = any(name == b"mcp-protocol-version" and value.decode("latin-1").strip() in MODERN_PROTOCOL_VERSIONS
+                     for name, value in scope["headers"])
+        result = tools.make_refusal_result(refusal) | (COMPLETE if modern else {})
         await self.gate.send(send, scope, HTTPStatus.OK,
                              encode_json({"jsonrpc": "2.0", "id": id, "result": result}), headers)
 
@@ -270,7 +272,8 @@ class Facade:
         if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
             raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}; POST JSON-RPC",
                                           allow=["POST"])
-        standard = has_mcp_headers(scope["headers"])
+        headers = scope["headers"]      # an MCP client accepts event streams in every revision
+        standard = accepts_stream(headers) or any(name.startswith(b"mcp-") for name, _ in headers)
         caller, refusal = await self._known(scope, standard)
         try:
             body = await http.read_body(scope, receive, self.settings if caller else self.stranger)
@@ -340,7 +343,8 @@ class Facade:
         tools.read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
-            if not is_for_program(visit.query):
+            # A program, unlike a model, reads all of an answer, or checks it against its schema.
+            if "full" not in (visit.query.get("answers"), visit.query.get("schemas")):
                 visit.call.brief = True
                 limit_page(op.name, visit.call.ask)
             if self.gate.challenges and visit.call.refusal and lacks_scopes(visit.call.refusal, caller):
@@ -482,7 +486,9 @@ class Facade:
         separator = jsonrpc.UNPREFIXED if query.get("names") == "short" else separator
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
         form = tools.FULL_FORM if query.get("schemas") == "full" else tools.BRIEF_NAMED if named else tools.BRIEF_FORM
-        sets = tools.read_sets(query.get("tools"), *find_default_sets(caller, query))
+        # The host of a model whose credential names nobody should not see administration.
+        usual = () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
+        sets = tools.read_sets(query.get("tools"), *usual)
         return [one.text for one in self.catalog.shelf(separator, form)
                 if one.op.fits(caller) and tools.is_in(one.op, sets)]
 
@@ -581,16 +587,6 @@ async def parse_message(body: bytes) -> JsonRpcMessage:
     return JsonRpcMessage(members, params, method, name)
 
 
-def find_default_sets(caller: Caller, query: dict[str, str]) -> tuple[str, ...]:
-    """Return the sets to list for a credential that names nobody: a host of a model should not see administration."""
-    return () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
-
-
-def is_for_program(query: dict[str, str]) -> bool:
-    """Whether the answers are for a program, which reads all of them, or checks them against their schemas."""
-    return "full" in (query.get("answers"), query.get("schemas"))
-
-
 def describe_no_tool(name: str) -> str:
     return f"no tool {name!r}; tools/list shows the tools, with ?tools=all in the address all of them"
 
@@ -611,20 +607,9 @@ def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> An
         return None
 
 
-def has_mcp_headers(headers: connection.Headers) -> bool:
-    """Whether the headers come from an MCP client, which accepts event streams in every revision."""
-    return accepts_stream(headers) or any(name.startswith(b"mcp-") for name, _ in headers)
-
-
 def accepts_stream(headers: connection.Headers) -> bool:
     """Whether a client says that it takes a stream of events."""
     return any(name == b"accept" and b"text/event-stream" in value.lower() for name, value in headers)
-
-
-def is_modern(headers: connection.Headers) -> bool:
-    """Whether a request is of the revision without a handshake."""
-    return any(name == b"mcp-protocol-version" and value.decode("latin-1").strip() in MODERN_PROTOCOL_VERSIONS
-               for name, value in headers)
 
 
 def asks_for_credential(refusal: errors.GateError) -> bool:
