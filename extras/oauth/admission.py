@@ -103,7 +103,8 @@ def decide_admission(work: Work, settings: Settings, who: Person) -> stored_oaut
     if known is not None:
         return replace(known, email=who.email or known.email, name=who.name or known.name, last_seen_at=work.now)
     if claim is not None and claim.accepted_as is None:
-        user = accept_invitation(claim, who, work.now)
+        user = replace(claim, user_id=user_rows.id_of_person(who.issuer, who.subject), issuer=who.issuer,
+                       subject=who.subject, name=who.name or claim.name, created_at=work.now, last_seen_at=work.now)
     elif (rule := find_rule(settings.security.oauth.admit, who)) is not None:
         user = apply_rule(rule, who, claim, work.now, settings.default_tenant_id)
     else:
@@ -137,13 +138,6 @@ def refuse_stranger(who: Person) -> SignInRefused:
                          f"--email {who.email}`, or add a rule to security.oauth.admit.", because)
 
 
-def accept_invitation(invited: stored_oauth.User, who: Person, now: float) -> stored_oauth.User:
-    """Make an invited person a user."""
-    return replace(invited, user_id=user_rows.id_of_person(who.issuer, who.subject), issuer=who.issuer,
-                   subject=who.subject,
-                   name=who.name or invited.name, created_at=now, last_seen_at=now)
-
-
 def find_rule(rules: tuple[AdmissionRule, ...], who: Person) -> AdmissionRule | None:
     """Return the first rule that fits a person."""
     return next((rule for rule in rules if fits_person(rule, who)), None)
@@ -161,15 +155,10 @@ def apply_rule(rule: AdmissionRule, who: Person, claim: stored_oauth.User | None
     user_id = user_rows.id_of_person(who.issuer, who.subject)
     own = f"{who.provider}:{who.subject}"
     principal_id = who.email if who.email and claim is None else own if len(own) <= MOST_NAME_LENGTH else user_id
+    admitted_by = "rule " + ", ".join(f"{name} {value}" for name in ("provider", "email", "email_domain", "group")
+                                      if (value := getattr(rule, name)))
     return stored_oauth.User(user_id, who.issuer, who.subject, who.email, who.name, rule.tenant or home, "human",
-                             principal_id,
-                             rule.role, encode_names(rule.scopes or None), None, describe_rule(rule), now, now)
-
-
-def describe_rule(rule: AdmissionRule) -> str:
-    """Say what a rule is about."""
-    return "rule " + ", ".join(f"{name} {value}" for name in ("provider", "email", "email_domain", "group")
-                               if (value := getattr(rule, name)))
+                             principal_id, rule.role, encode_names(rule.scopes or None), None, admitted_by, now, now)
 
 
 async def check_tenant(server: AuthorizationServer, user: stored_oauth.User, client: stored_oauth.OAuthClient) -> str:

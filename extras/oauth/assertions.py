@@ -66,7 +66,8 @@ class Assertions:
         wrong = {
             "iss and sub of the assertion are not the client": {said.iss, said.sub} != {client.client_id},
             # Every one of them: an assertion that another server takes, too, can be sent on by that one.
-            "aud of the assertion is not this server": not named or bool(named - self._audiences()),
+            "aud of the assertion is not this server": not named or not named <= {
+                self.server.issuer, f"{self.server.issuer}/oauth/token"},
             "the assertion has expired": said.exp + ASSERTION_LEEWAY_SECONDS <= now,
             "the assertion lives too long": said.exp > now + LONGEST_ASSERTION_SECONDS + ASSERTION_LEEWAY_SECONDS,
             "the assertion is not valid yet": max(said.iat, said.nbf) > now + ASSERTION_LEEWAY_SECONDS,
@@ -76,9 +77,6 @@ class Assertions:
             return why
         self.used.put(used, said.exp + ASSERTION_LEEWAY_SECONDS)
         return None
-
-    def _audiences(self) -> set[str]:
-        return {self.server.issuer, f"{self.server.issuer}/oauth/token"}
 
     async def _find_key(self, document: ClientDocument, kid: Any) -> Key:
         if not isinstance(kid, str | None):

@@ -129,20 +129,15 @@ def read_presented(request: Request, form: dict[str, str]) -> Presented:
     if headers:
         return read_basic(headers[0], named)
     if given == ["client_assertion"]:
-        return read_assertion(form, named)
+        text = form["client_assertion"]
+        if form.get("client_assertion_type") != ASSERTION_TYPE:
+            raise OAuthError("invalid_client", f"client_assertion_type must be {ASSERTION_TYPE}", 401)
+        return Presented(named or read_subject(text), "private_key_jwt", text)      # RFC 7521 4.2
     if not named:
         raise OAuthError("invalid_client", "the request names no client_id", 401)
     if given == ["client_secret"]:
         return Presented(named, "client_secret_post", form["client_secret"])
     return Presented(named, "none")
-
-
-def read_assertion(form: dict[str, str], named: str) -> Presented:
-    """Read what a client has signed; it need not say its client_id besides (RFC 7521 4.2)."""
-    text = form["client_assertion"]
-    if form.get("client_assertion_type") != ASSERTION_TYPE:
-        raise OAuthError("invalid_client", f"client_assertion_type must be {ASSERTION_TYPE}", 401)
-    return Presented(named or read_subject(text), "private_key_jwt", text)
 
 
 def read_basic(header: bytes, named: str) -> Presented:
@@ -169,7 +164,8 @@ def find_mismatch(client: stored_oauth.OAuthClient, shown: Presented) -> str | N
         return "the client is disabled"
     if not uses_method(client, shown.method):
         return f"the client authenticates by {client.auth_method}, not by {shown.method}"
-    if shown.method in SECRET_METHODS and not is_its_secret(client, shown.credential):
+    if shown.method in SECRET_METHODS and not hmac.compare_digest(hash_client_secret(shown.credential),
+                                                                  client.secret_hash or ""):
         return "the secret of the client is wrong"
     return None
 
@@ -179,11 +175,6 @@ def uses_method(client: stored_oauth.OAuthClient, method: str) -> bool:
     if client.auth_method in SECRET_METHODS:
         return method in SECRET_METHODS
     return method in list_methods(client)
-
-
-def is_its_secret(client: stored_oauth.OAuthClient, secret: str) -> bool:
-    """Whether a secret is the client's, compared in constant time."""
-    return hmac.compare_digest(hash_client_secret(secret), client.secret_hash or "")
 
 
 def refuse_client(shown: Presented, why: str) -> OAuthError:

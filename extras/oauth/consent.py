@@ -30,11 +30,6 @@ def is_local(redirect_uri: str) -> bool:
     return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
 
 
-def find_document_host(client: stored_oauth.OAuthClient) -> str | None:
-    """Return the host of a client's metadata document."""
-    return urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None
-
-
 def covers(given: stored_oauth.Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
     """Whether a person has already allowed as much, to a client at the same place."""
     return (given is not None and find_place(given.redirect_uri) == find_place(redirect_uri)

@@ -147,14 +147,11 @@ class Documents:
         if (failure := self.failed.get(url)) and self.clock() < failure[0]:
             raise failure[1]
         if not known and url not in self.flights.under_way:
-            self._require_room(url)
+            address = group_address(current_visitor().get("ip") or "")
+            for name, key in (("address", address), ("host", urlsplit(url).hostname or ""), ("gate", "")):
+                if not self.rates[name].take(key):
+                    raise SourceDown("too many new clients have asked just now; try again in a minute")
         return await self.flights.join(url, lambda: self._read(url))
-
-    def _require_room(self, url: str) -> None:
-        address = group_address(current_visitor().get("ip") or "")
-        for name, key in (("address", address), ("host", urlsplit(url).hostname or ""), ("gate", "")):
-            if not self.rates[name].take(key):
-                raise SourceDown("too many new clients have asked just now; try again in a minute")
 
     async def _read(self, url: str) -> Known:
         try:

@@ -86,7 +86,9 @@ async def begin_vouched_session(server: AuthorizationServer, client: stored_oaut
         await admission.check_tenant(server, user, client)
     except admission.SignInRefused as refusal:
         raise refuse_assertion(refusal.because) from None
-    scopes = choose_vouched_scopes(vouched.claims, asked, grants.limit_scopes(user, client))
+    scopes = grants.limit_scopes(user, client)      # assertion and request may name none, and then set no limit
+    for limit in (None if vouched.claims.scope is None else frozenset(vouched.claims.scope.split()), asked):
+        scopes = scopes if limit is None else scopes & limit
     if not scopes:
         raise OAuthError("invalid_scope", "the person or the client may have none of these scopes")
     return await keep_session(server, client, user, vouched.claims, scopes, resource, place)
@@ -167,10 +169,3 @@ def read_vouched_resource(server: AuthorizationServer, claims: IdentityAssertion
     if asked not in (None, named):
         raise OAuthError("invalid_target", "the assertion is for another resource")
     return named or server.issuer + "/mcp"
-
-
-def choose_vouched_scopes(claims: IdentityAssertion, asked: frozenset[str] | None,
-                          most: frozenset[str]) -> frozenset[str]:
-    """Return the scopes that assertion and client agree on; one that names none sets no limit."""
-    scopes = most if claims.scope is None else most & frozenset(claims.scope.split())
-    return scopes if asked is None else scopes & asked

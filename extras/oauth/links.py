@@ -65,20 +65,15 @@ async def make_sign_in_link(engine: Engine, caller: Caller,
                          "sign-in links that nobody has used yet", "each of them ends after ten minutes",
                          LINK_SECONDS):
         await directory.change(keep, *((stored_oauth.SignInLink, (hash,)) for hash in (*old, link.link_hash)))
-    return wire_oauth.MadeSignInLink(code, name_link(engine, code), to_utc(link.ends_at), tenant, link.principal_kind,
-                                     link.principal_id, link.role)
+    url = f"{engine.settings.public_url.rstrip('/')}/oauth/link?code={code}"
+    return wire_oauth.MadeSignInLink(code, url if engine.settings.security.oauth.enabled else None,
+                                     to_utc(link.ends_at), tenant, link.principal_kind, link.principal_id, link.role)
 
 
 async def count_open_links(directory: Directory, tenant: str, now: float) -> int:
     """Return how many links of a tenant may still sign somebody in."""
     return len([1 async for link in directory.read(stored_oauth.SignInLink)
                 if link.tenant == tenant and link.used_at is None and link.ends_at > now])
-
-
-def name_link(engine: Engine, code: str) -> str | None:
-    """Return the URL of a code's page; None while nobody can sign in."""
-    settings = engine.settings
-    return f"{settings.public_url.rstrip('/')}/oauth/link?code={code}" if settings.security.oauth.enabled else None
 
 
 async def use_link(server: AuthorizationServer, code: str) -> stored_oauth.User:

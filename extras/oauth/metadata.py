@@ -27,7 +27,9 @@ Document = Callable[[AuthorizationServer], dict[str, Any]]
 def routes(server: AuthorizationServer) -> list[Route]:
     """Return the paths of all documents; any page may read them."""
     documents: dict[str, Document] = {JWKS_PATH: lambda server: server.keys.jwks()}
-    documents |= dict.fromkeys(list_server_paths(server.issuer), describe_server)
+    path = urlsplit(server.issuer).path     # stands behind or before the well-known path, or a proxy has cut it off
+    documents |= {variant: describe_server for known in SERVER_METADATA
+                  for base in (known, known + path, path + known) for variant in (base, f"{base}/")}
     for mount in MOUNTS:
         documents |= dict.fromkeys(list_resource_paths(server.issuer, mount), partial(describe_resource, mount=mount))
     return [Route(path, Endpoint(server, {"GET": publish(document)}, open=True))
@@ -39,13 +41,6 @@ def publish(document: Document) -> Callable[[AuthorizationServer, Request], Awai
     async def answer(server: AuthorizationServer, request: Request) -> Answer:
         return answer_json(document(server))
     return answer
-
-
-def list_server_paths(issuer: str) -> list[str]:
-    """Return the paths of the server's metadata: with the issuer's path behind, before, and cut off by a proxy."""
-    path = urlsplit(issuer).path
-    return [variant for known in SERVER_METADATA for base in dict.fromkeys((known, known + path, path + known))
-            for variant in (base, f"{base}/")]
 
 
 def list_resource_paths(issuer: str, mount: str) -> list[str]:

@@ -49,11 +49,6 @@ class Parked(Struct):
     shown: frozenset[str] = frozenset()     # the scopes on it
 
 
-def begin_parked(server: AuthorizationServer, asked: AuthorizationRequest, prompt: str) -> Parked:
-    """Return a new sign-in."""
-    return Parked(secrets.token_hex(16), server.engine.backend.now(), asked, prompt)
-
-
 def park(server: AuthorizationServer, request: Request, parked: Parked) -> list[tuple[bytes, bytes]]:
     """Return the headers that keep a sign-in in the browser, and drop the oldest of too many."""
     name = name_cookie(server, parked.id)

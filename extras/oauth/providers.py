@@ -225,7 +225,11 @@ class OpenId(ProviderHttp):
         claims = await self.prove_token(found, tokens.id_token, parked.nonce)
         wanted = {"email", self.said.groups_claim}
         if tokens.access_token and found.userinfo_endpoint and not wanted <= claims.keys():
-            claims = {**await self.ask_more(found.userinfo_endpoint, tokens.access_token, claims["sub"]), **claims}
+            more = await self.call("GET", found.userinfo_endpoint, dict[str, Any],
+                                   headers={**AS_JSON, "authorization": f"Bearer {tokens.access_token}"})
+            if more.get("sub") != claims["sub"]:
+                self.refuse("userinfo is about somebody else")
+            claims = {**more, **claims}
         return read_person(self.said, found.issuer, claims)
 
     async def exchange(self, found: Discovery, code: str, parked: Parked) -> Tokens:
@@ -262,13 +266,6 @@ class OpenId(ProviderHttp):
             return msgspec.json.decode(content, type=dict[str, Any])
         except jwt.UNFIT as error:
             self.refuse(f"the ID token is refused: {jwt.reason_of(error)[1]}")
-
-    async def ask_more(self, url: str, token: str, subject: str) -> dict[str, Any]:
-        """Return what the provider says beside the ID token, about the same person (OpenID Connect Core 5.3.2)."""
-        more = await self.call("GET", url, dict[str, Any], headers={**AS_JSON, "authorization": f"Bearer {token}"})
-        if more.get("sub") != subject:
-            self.refuse("userinfo is about somebody else")
-        return more
 
 
 def name_key(token: str, kind: str = "jwt") -> str | None:

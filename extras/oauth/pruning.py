@@ -27,11 +27,6 @@ def end_of_grant(grant: stored_oauth.Grant) -> float:
     return grant.code_until if grant.code_used_at is None else grant.ends_at
 
 
-def end_of_link(link: stored_oauth.SignInLink) -> float:
-    """Return when a link was used or ceases to be good."""
-    return link.ends_at if link.used_at is None else link.used_at
-
-
 class SessionPruner:
     """Deletes old rows, in the one process that leads."""
 
@@ -43,7 +38,8 @@ class SessionPruner:
         """Delete what has ended days ago; return how many rows."""
         if not await self.engine.leads("sessions"):
             return 0
-        done = await self._prune(stored_oauth.SignInLink, lambda row, now: end_of_link(row) + self.kept_seconds <= now)
+        done = await self._prune(stored_oauth.SignInLink, lambda row, now: (
+            (row.ends_at if row.used_at is None else row.used_at) + self.kept_seconds <= now))
         done += await self._prune(stored_oauth.Grant, lambda row, now: end_of_grant(row) + self.kept_seconds <= now)
         # Order: after the sessions.  A consent lasts as long as a session of it is kept, and some days to begin with.
         kept = {(row.user_id, row.client_id) async for row in self.directory.read(stored_oauth.Grant)}

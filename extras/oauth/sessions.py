@@ -66,11 +66,6 @@ def require_right_to_end(caller: Caller, row: stored_oauth.Grant | stored_oauth.
         raise forbid_scope(caller, why, "admin:write") if caller.role == "admin" else forbid(caller, why)
 
 
-def is_wanted(engine: Engine, caller: Caller, row: stored_oauth.Grant | stored_oauth.User, user_id: str | None) -> bool:
-    """Whether a caller asks for a row and may see it; without a user, an admin asks for all that it may see."""
-    return user_id in (None, row.user_id) and may_see(engine, caller, row)
-
-
 async def find_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, stored_oauth.User]:
     """Return the people whom a caller asks for and may see, by id."""
     directory = Directory(engine)
@@ -91,9 +86,14 @@ async def list_sessions(engine: Engine, caller: Caller, ask: wire_oauth.ListSess
     directory = Directory(engine)
     rows, *ends = await read_page(
         engine, caller, ask, ("sessions", ask.user_id), directory.tenant_id, queries.Rows(stored_oauth.Grant),
-        lambda grant: grant.code_used_at is not None and is_wanted(engine, caller, grant, ask.user_id))
+        lambda grant: (grant.code_used_at is not None and ask.user_id in (None, grant.user_id)
+                       and may_see(engine, caller, grant)))
     names = await name_clients(directory, {grant.client_id for grant in rows})
-    return wire_oauth.Sessions([as_session_record(grant, names) for grant in rows], *ends)
+    return wire_oauth.Sessions([wire_oauth.SessionRecord(
+        grant.grant_id, grant.user_id, grant.client_id, grant.tenant, grant.principal_kind, grant.principal_id,
+        grant.role, msgspec.json.decode(grant.scopes, type=list[str]), grant.resource, to_utc(grant.created_at),
+        to_utc(grant.ends_at), names.get(grant.client_id), to_utc_or_none(grant.last_used_at), grant.place or None,
+        to_utc_or_none(grant.ended_at), grant.ended_why) for grant in rows], *ends)
 
 
 async def end_session(engine: Engine, caller: Caller, ask: wire_oauth.EndSession) -> wire.Ok:
@@ -159,7 +159,9 @@ async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListCons
         engine, caller, ask, ("consents", ask.user_id), directory.tenant_id, queries.Rows(stored_oauth.Consent),
         lambda consent: consent.user_id in people)
     names = await name_clients(directory, {consent.client_id for consent in rows})
-    return wire_oauth.Consents([as_consent_record(consent, names) for consent in rows], *ends)
+    return wire_oauth.Consents([wire_oauth.ConsentRecord(
+        row.user_id, row.client_id, msgspec.json.decode(row.scopes, type=list[str]), row.redirect_uri,
+        to_utc(row.given_at), names.get(row.client_id)) for row in rows], *ends)
 
 
 async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.WithdrawConsent) -> wire_oauth.SignedOut:
@@ -187,22 +189,6 @@ async def name_clients(directory: Directory, ids: set[str]) -> dict[str, str]:
     """Return the names of clients, by their ids."""
     rows = [await directory.find(stored_oauth.OAuthClient, id) for id in sorted(ids)]
     return {row.client_id: row.name for row in rows if row is not None}
-
-
-def as_session_record(grant: stored_oauth.Grant, names: dict[str, str]) -> wire_oauth.SessionRecord:
-    """Show a session without its hashes."""
-    return wire_oauth.SessionRecord(
-        grant.grant_id, grant.user_id, grant.client_id, grant.tenant, grant.principal_kind, grant.principal_id,
-        grant.role, msgspec.json.decode(grant.scopes, type=list[str]), grant.resource, to_utc(grant.created_at),
-        to_utc(grant.ends_at), names.get(grant.client_id), to_utc_or_none(grant.last_used_at), grant.place or None,
-        to_utc_or_none(grant.ended_at), grant.ended_why)
-
-
-def as_consent_record(consent: stored_oauth.Consent, names: dict[str, str]) -> wire_oauth.ConsentRecord:
-    """Show what a person lets a client do."""
-    return wire_oauth.ConsentRecord(consent.user_id, consent.client_id,
-                                    msgspec.json.decode(consent.scopes, type=list[str]),
-                                    consent.redirect_uri, to_utc(consent.given_at), names.get(consent.client_id))
 
 
 OPERATIONS = [

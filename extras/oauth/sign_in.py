@@ -25,7 +25,7 @@ from asyncgate.extras.oauth import admission, consent, pages, requests, wire
 from asyncgate.extras.oauth.clients import find_client
 from asyncgate.extras.oauth.grants import make_grant
 from asyncgate.extras.oauth.links import use_link
-from asyncgate.extras.oauth.parked import Parked, begin_parked, drop_parked, find_newest, find_parked, park
+from asyncgate.extras.oauth.parked import Parked, drop_parked, find_newest, find_parked, park
 from asyncgate.extras.oauth.providers import DeniedUpstream
 from asyncgate.extras.oauth.server import AuthorizationServer, Endpoint, Handler
 from asyncgate.parts.model import errors, stored_oauth
@@ -102,7 +102,8 @@ class SignIn:
         wished = set(said.get("prompt", "").split())
         if "none" in wished:
             raise requests.RefusedRequest(asked, "login_required", "people sign in each time; send no prompt=none")
-        parked = begin_parked(self.server, asked, " ".join(sorted(wished & PROMPTS)))
+        parked = Parked(secrets.token_hex(16), self.server.engine.backend.now(), asked,
+                        " ".join(sorted(wished & PROMPTS)))
         if len(self.providers) == 1 and not self.server.oauth.login_links:
             return await self.send_upstream(request, parked, *self.providers)
         return self.show_login(request, parked, client)
@@ -205,7 +206,8 @@ class SignIn:
         """Answer with the consent page."""
         uri = parked.asked.redirect_uri
         answer = pages.show_consent(pages.Question(
-            client=client.name, host=consent.find_place(uri), document_host=consent.find_document_host(client),
+            client=client.name, host=consent.find_place(uri),
+            document_host=urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None,
             local=consent.is_local(uri),
             person=user.name or user.email or user.principal_id, tenant=tenant, principal=str(user.principal),
             role=user.role, scopes=parked.shown, path=f"{self.base}/oauth/consent",

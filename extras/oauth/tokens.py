@@ -50,7 +50,12 @@ async def give_token(server: AuthorizationServer, request: wire.Request) -> wire
     if kind == "refresh_token":
         return await answer_refresh(server, request, form)
     if kind == JWT_BEARER and is_vouching_on(server):
-        return await answer_assertion(server, request, form)
+        client = await authenticate_client(server, request, form)
+        if "assertion" not in form:
+            raise wire.OAuthError("invalid_request", "assertion is missing")
+        allowed = await begin_vouched_session(server, client, form["assertion"], read_scopes(form.get("scope")),
+                                              read_resource(server, form), place_of(request.address))
+        return answer_outcome(server, allowed.grant, allowed, "session_begun")
     if not kind:
         raise wire.OAuthError("invalid_request", "grant_type is missing; it is authorization_code or refresh_token")
     raise wire.OAuthError("unsupported_grant_type",
@@ -93,16 +98,6 @@ async def answer_refresh(server: AuthorizationServer, request: wire.Request, for
                           place_of(request.address), grants.encode_bytes(secrets.token_bytes(32)))
     done = await change_grant(server, grant, lambda work: grants.renew(server, work, sent))
     return answer_outcome(server, grant, done, "token_refreshed")
-
-
-async def answer_assertion(server: AuthorizationServer, request: wire.Request, form: dict[str, str]) -> wire.Answer:
-    """Exchange what an identity provider says about a person for an access token."""
-    client = await authenticate_client(server, request, form)
-    if "assertion" not in form:
-        raise wire.OAuthError("invalid_request", "assertion is missing")
-    allowed = await begin_vouched_session(server, client, form["assertion"], read_scopes(form.get("scope")),
-                                          read_resource(server, form), place_of(request.address))
-    return answer_outcome(server, allowed.grant, allowed, "session_begun")
 
 
 async def change_grant(server: AuthorizationServer, grant: stored_oauth.Grant,
