@@ -82,7 +82,8 @@ class Eraser:
                 await steps[self.erasure.step]()
                 await self.move(order[order.index(self.erasure.step) + 1])
                 continue
-            if not self.has_settled():
+            # Another process may still write what it noted before the credentials went.
+            if not self.engine.is_alone() and self.engine.backend.now() <= self.erasure.begun_at + UNTIL_NOTED_SECONDS:
                 return self.erasure
             if await self.is_clean():
                 await self.move("end")
@@ -364,10 +365,6 @@ class Eraser:
         self.engine.sightings.forget(self.tenant_id, self.whom.principal)
 
     # The end.
-
-    def has_settled(self) -> bool:
-        """Whether no other process still writes what it noted before the credentials went."""
-        return self.engine.is_alone() or self.engine.backend.now() > self.erasure.begun_at + UNTIL_NOTED_SECONDS
 
     async def is_clean(self) -> bool:
         """Whether nothing is left to erase."""

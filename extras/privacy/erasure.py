@@ -125,7 +125,12 @@ async def list_erasures(engine: Engine, caller: Caller, ask: wire_erasure.ListEr
     tenant_id = await admin.target_tenant(engine, caller, ask.tenant)
     rows, *ends = await admin.read_page(engine, caller, ask, ("erasures", tenant_id), tenant_id,
                                         queries.Rows(stored.Erasure), lambda row: row.of_tenant == tenant_id)
-    return wire_erasure.Erasures([show_erasure(row) for row in rows], *ends)
+    # Without its key, and while it is under way without the name of whom it is of.
+    return wire_erasure.Erasures([wire_erasure.ErasureRecord(
+        row.erasure_id, row.of_tenant, "principal" if row.principal_kind else "tenant",
+        row.principal_id if row.ended_at is not None else None, row.ended_at is not None,
+        show_counts(erasing.decode_counts(row.counts)), to_utc(row.begun_at), to_utc_or_none(row.ended_at),
+        row.digest or None, row.proof) for row in rows], *ends)
 
 
 async def erase(engine: Engine, caller: Caller, ask: wire_erasure.ErasePrincipal | wire_erasure.EraseTenant,
@@ -152,9 +157,16 @@ async def erase(engine: Engine, caller: Caller, ask: wire_erasure.ErasePrincipal
         await keep_erasure(engine, caller, tenant_id, erasure)
     erasure = await go_on(engine, caller, erasure)
     if erasure.ended_at is not None:
-        await audit_end(engine, caller, erasure)
+        def note(work: Work) -> None:
+            admin.audit_change(engine, work, "erasure_confirmed", "critical", caller, erasure_id=erasure.erasure_id,
+                               tenant=erasure.of_tenant, digest=erasure.digest)
+        await admin.change_record(engine, caller, caller.tenant_id, stored.Erasure, (erasure.erasure_id,), note)
         await compact_if_asked(engine, caller, ask)
-    return report_erasure(engine.settings, erasure, request)
+    return wire_erasure.ErasureReport(
+        "erased" if erasure.ended_at is not None else "erasing", show_counts(erasing.decode_counts(erasure.counts)), 0,
+        0, 0, len(msgspec.json.decode(erasure.segments)), [], STAYS, list_afterwards(engine.settings),
+        erasure.erasure_id, to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None,
+        erasure.proof, request)
 
 
 async def compact_if_asked(engine: Engine, caller: Caller,
@@ -343,14 +355,6 @@ async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: 
                               beside=[(stored.SealHead, ())])
 
 
-async def audit_end(engine: Engine, caller: Caller, erasure: stored.Erasure) -> None:
-    """Note in the caller's audit log that an erasure has ended."""
-    def note(work: Work) -> None:
-        admin.audit_change(engine, work, "erasure_confirmed", "critical", caller, erasure_id=erasure.erasure_id,
-                           tenant=erasure.of_tenant, digest=erasure.digest)
-    await admin.change_record(engine, caller, caller.tenant_id, stored.Erasure, (erasure.erasure_id,), note)
-
-
 async def tell_caller(engine: Engine, caller: Caller, erasure: stored.Erasure) -> None:
     """Write the receipt of an erasure into the inbox of who asked for it; once."""
     if not caller.bound:
@@ -377,25 +381,6 @@ async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | No
 
 
 # What is shown.
-
-
-def report_erasure(settings: Settings, erasure: stored.Erasure, request: str | None) -> wire_erasure.ErasureReport:
-    """Show how far an erasure is."""
-    return wire_erasure.ErasureReport(
-        "erased" if erasure.ended_at is not None else "erasing", show_counts(erasing.decode_counts(erasure.counts)), 0,
-        0, 0,
-        len(msgspec.json.decode(erasure.segments)), [], STAYS, list_afterwards(settings), erasure.erasure_id,
-        to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None, erasure.proof, request)
-
-
-def show_erasure(row: stored.Erasure) -> wire_erasure.ErasureRecord:
-    """Show an erasure without its key and without the name of whom it is of."""
-    return wire_erasure.ErasureRecord(
-        row.erasure_id, row.of_tenant, "principal" if row.principal_kind else "tenant",
-        row.principal_id if row.ended_at is not None else None, row.ended_at is not None,
-        show_counts(erasing.decode_counts(row.counts)), to_utc(row.begun_at), to_utc_or_none(row.ended_at),
-        row.digest or None,
-        row.proof)
 
 
 OPERATIONS = [

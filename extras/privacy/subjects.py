@@ -51,10 +51,6 @@ class Subject:
         """Return the tenant in which rows of a table stand."""
         return self.directory.tenant_id if cards.CARDS[table].of_operator else self.tenant_id
 
-    def shares(self, table: type[Struct]) -> bool:
-        """Whether rows of other tenants stand in the same table, in the operator's tenant."""
-        return self.home_of(table) != self.tenant_id
-
     async def has(self, row: Struct, receipt: stored.Receipt | None = None) -> bool:
         """Whether a row, perhaps with its archived receipt, is about this tenant and this principal."""
         if cards.CARDS[type(row)].of_operator and await self._tenant_of(row) != self.tenant_id:
@@ -100,9 +96,11 @@ class Subject:
                 ):
                 return await self._has_task(row.task_id, whom)
             case stored.Outgoing():
-                return await self._has_receipt(row, whom)
+                sent = await self.engine.backend.receipt(self.tenant_id, row.receipt_id)
+                return sent is not None and names_principal(sent, whom)
             case stored_oauth.Consent():
-                return await self._acts_as(row.user_id, whom)
+                user = await self._find(stored_oauth.User, row.user_id)
+                return user is not None and names_principal(user, whom)
             case stored_oauth.Revocation():
                 return await self._is_revoked(row, whom)
             case stored.Audit():
@@ -118,16 +116,6 @@ class Subject:
             self.tasks[task_id] = found is not None and any(
                 row is not None and names_principal(row, whom) for row in found[:2])
         return self.tasks[task_id]
-
-    async def _has_receipt(self, row: stored.Outgoing, whom: wire.Principal) -> bool:
-        """Whether a receipt on its way to the ledger is from or to the principal."""
-        receipt = await self.engine.backend.receipt(self.tenant_id, row.receipt_id)
-        return receipt is not None and names_principal(receipt, whom)
-
-    async def _acts_as(self, user_id: str, whom: wire.Principal) -> bool:
-        """Whether a person acts as the principal."""
-        user = await self._find(stored_oauth.User, user_id)
-        return user is not None and names_principal(user, whom)
 
     async def _is_revoked(self, row: stored_oauth.Revocation, whom: wire.Principal) -> bool:
         """Whether a revocation is of the principal, of a session of it, or of a person who acts as it."""
@@ -150,14 +138,10 @@ class Subject:
         for name in said.keys() & REFERENCES.keys():
             for id in said[name] if isinstance(said[name], list) else [said[name]]:
                 owner = await self._find(REFERENCES[name], id)
-                if owner is not None and self._is_held(owner, whom):
+                if owner is not None and getattr(owner, "tenant", self.tenant_id) == self.tenant_id and whom.same(
+                        wire.Principal(owner.principal_kind, owner.principal_id)):
                     return True
         return False
-
-    def _is_held(self, row: Any, whom: wire.Principal) -> bool:
-        """Whether a credential, a session or a person stands for the principal."""
-        return getattr(row, "tenant", self.tenant_id) == self.tenant_id and whom.same(
-            wire.Principal(row.principal_kind, row.principal_id))
 
 
 def names_principal(row: Struct, whom: wire.Principal) -> bool:
