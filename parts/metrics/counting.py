@@ -98,14 +98,11 @@ class Metrics(Extension):
             except Exception as error:
                 self.numbers.database_errors[kind_of(error),] += 1
                 raise
-            self._note_batch(needs.calls, times)
+            self.sizes.add(needs.calls)
+            self.load.add(times.decided_first - times.begun)
+            self.decide.add(times.deciding)
+            self.commit.add(perf_counter() - times.decided_last)
         return measure
-
-    def _note_batch(self, calls: int, times: Times) -> None:
-        self.sizes.add(calls)
-        self.load.add(times.decided_first - times.begun)
-        self.decide.add(times.deciding)
-        self.commit.add(perf_counter() - times.decided_last)
 
     def after_commit(self, work: Work) -> None:
         """Count what a batch has changed."""
@@ -125,14 +122,10 @@ class Metrics(Extension):
             numbers.audited[line.severity,] += 1
         for row in work.kept.values():
             if type(row) is stored_webhooks.WebhookDelivery:
-                self._note_delivery(row)
-
-    def _note_delivery(self, row: stored_webhooks.WebhookDelivery) -> None:
-        """Count what became of an attempt; a row that was not tried yet has none."""
-        if row.state != "waiting" or row.tries:
-            self.numbers.deliveries["failed" if row.state == "waiting" else row.state,] += 1
-        if row.state == "delivered" and row.last_at is not None:
-            self.numbers.delays[()].add(max(row.last_at - row.first_at, 0.0))
+                if row.state != "waiting" or row.tries:
+                    self.numbers.deliveries["failed" if row.state == "waiting" else row.state,] += 1
+                if row.state == "delivered" and row.last_at is not None:
+                    self.numbers.delays[()].add(max(row.last_at - row.first_at, 0.0))
 
     def _note_lease(self, work: Work, lease: stored.Lease) -> None:
         """Count a lease that was granted or has ended; a renewed one is neither."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable
 
 Counts = defaultdict[tuple[str, ...], int]      # by the values of the labels
 
@@ -41,12 +40,7 @@ Histograms = defaultdict[tuple[str, ...], Buckets]
 
 def histograms(bounds: tuple[float, ...]) -> Histograms:
     """Return histograms by the values of their labels."""
-    return defaultdict(make_buckets(bounds))
-
-
-def make_buckets(bounds: tuple[float, ...]) -> Callable[[], Buckets]:
-    """Return what makes a histogram with these bounds."""
-    return lambda: Buckets(bounds)
+    return defaultdict(lambda: Buckets(bounds))
 
 
 class Names:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from asyncgate import Caller
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.metrics.shown import Shown, Sources
 from asyncgate.parts.model import errors
@@ -42,17 +41,12 @@ class MetricsPage:
             raise errors.MethodNotAllowed(f"{METRICS_PATH} does not support {scope['method']}", allow=["GET", "HEAD"])
         caller = await self.gate.guard.resolve(scope)
         await self.gate.guard.meter(scope, caller, None)
-        require_scope(caller)
+        if METRICS_SCOPE not in caller.scopes:
+            raise forbid_scope(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; "
+                               f"the operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}", METRICS_SCOPE)
         wanted = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
         families = list(Shown(self.find_sources()).collect())
         return await asyncio.to_thread(write_text, families, wanted)     # a thousand lines are some milliseconds
-
-
-def require_scope(caller: Caller) -> None:
-    """Refuse a credential without the scope: these numbers are those of all tenants."""
-    if METRICS_SCOPE not in caller.scopes:
-        raise forbid_scope(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; the "
-                             f"operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}", METRICS_SCOPE)
 
 
 def write_text(families: list[Any], wanted: str) -> tuple[bytes, bytes]:

@@ -131,11 +131,6 @@ def one(number: Callable[[Sources], float]) -> Callable[[Sources], Values]:
     return lambda sources: {(): number(sources)}
 
 
-def none_yet(read: Callable[[Sources], Values]) -> Callable[[Sources], Values]:
-    """Return what shows a counter without labels from the start, as 0."""
-    return lambda sources: {(): 0, **read(sources)}
-
-
 FAMILIES = (
     Family("asyncgate_info", "gauge", "Version and name of this gate; the value is always 1.", ("version", "gate"),
            lambda sources: {(__version__, sources.engine.instance): 1}),
@@ -210,7 +205,7 @@ FAMILIES = (
     Family("asyncgate_upkeep_last_run_timestamp_seconds", "gauge", "When a job of the gate began its last run.",
            ("duty",), find_last_run),
     Family("asyncgate_ledger_posted_total", "counter", "Receipts that were put into the outbox for the ledger.", (),
-           lambda sources: none_yet(counted("posted"))(sources) if sources.ledger else {}),
+           lambda sources: {(): 0, **counted("posted")(sources)} if sources.ledger else {}),
     Family("asyncgate_ledger_answers_total", "counter", "Receipts that the ledger stored, refused or left unanswered.",
            ("result",), count_answers),
     Family("asyncgate_ledger_outbox_receipts", "gauge",

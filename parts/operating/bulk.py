@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -75,7 +75,9 @@ async def preview_bulk(engine: Engine, caller: Caller, ask: wire_operating.Previ
     It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
     status, type or created_by is the fastest.
     """
-    check_action(ask)
+    if (ask.priority is not None) != (ask.action == "prioritize"):
+        raise errors.InvalidRequest("priority belongs to the action prioritize, which needs it")
+    make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
     now = engine.backend.now()
     end, tasks, read, more = find_end(ask, first_id(now + 1)), list[stored.Task](), 0, True
     position = end
@@ -86,8 +88,12 @@ async def preview_bulk(engine: Engine, caller: Caller, ask: wire_operating.Previ
     matches, at_least = len(tasks[:MOST_MATCHES]), more or len(tasks) > MOST_MATCHES
     order = Order(engine.backend.ids.new(now, mark_of(caller.tenant_id)), ask, end, matches, at_least,
                   now + GOOD_SECONDS)
-    return wire_operating.BulkPreview(ask.action, matches, at_least, [show_sample(task) for task in tasks[:SAMPLE]],
-                                      seal_order(engine, caller, order), to_utc(order.good_until))
+    text = msgspec.json.encode(order).decode()
+    confirmation = PREFIX + engine.seal_cursor(caller, text, "bulk", caller.principal.kind, caller.principal.id)
+    return wire_operating.BulkPreview(ask.action, matches, at_least, [
+        wire_operating.BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
+                                  to_utc(task.created_at), summarize(task))
+        for task in tasks[:SAMPLE]], confirmation, to_utc(order.good_until))
 
 
 async def run_bulk(engine: Engine, caller: Caller, ask: wire_operating.RunBulk) -> wire_operating.BulkRecord:
@@ -126,13 +132,6 @@ async def get_bulk(engine: Engine, caller: Caller, ask: wire_operating.GetBulk) 
 # What is asked.
 
 
-def check_action(ask: wire_operating.PreviewBulk) -> None:
-    """Refuse a request that says too little, or what does not belong to its action."""
-    if (ask.priority is not None) != (ask.action == "prioritize"):
-        raise errors.InvalidRequest("priority belongs to the action prioritize, which needs it")
-    make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
-
-
 def find_end(ask: wire_operating.PreviewBulk, now: str) -> str:
     """Return which id all tasks that are meant lie before."""
     _, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
@@ -166,12 +165,6 @@ def can_be(ask: wire_operating.PreviewBulk, task: stored.Task) -> bool:
     return (task.status in stored.TERMINAL) == (ask.action == "rerun")
 
 
-def seal_order(engine: Engine, caller: Caller, order: Order) -> str:
-    """Return the confirmation of an order, good for this caller alone."""
-    text = msgspec.json.encode(order).decode()
-    return PREFIX + engine.seal_cursor(caller, text, "bulk", caller.principal.kind, caller.principal.id)
-
-
 def open_order(engine: Engine, caller: Caller, confirmation: str) -> Order:
     """Return the order of a confirmation that this caller was given."""
     try:
@@ -200,16 +193,12 @@ async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> stored.Bul
                            order.matches,
                            order.at_least, work.now, work.now, order.end)
         work.keep_record(bulk)
+        members = {name: value for name, value in msgspec.to_builtins(asked).items()
+                   if value is not None and name not in ("action", "reason")}
         audit_change(engine, work, "bulk_begun", "warning", caller, bulk_id=bulk.bulk_id, action=asked.action,
-                     asked=said_in(asked), matches=order.matches, at_least=order.at_least, reason=asked.reason)
+                     asked=members, matches=order.matches, at_least=order.at_least, reason=asked.reason)
         return bulk
     return await write_bulk(engine, caller, order, [], begin)
-
-
-def said_in(asked: wire_operating.PreviewBulk) -> dict[str, Any]:
-    """Return the members that a request has, without what the audit log says anyway."""
-    said = msgspec.to_builtins(asked)
-    return {name: value for name, value in said.items() if value is not None and name not in ("action", "reason")}
 
 
 async def find_batch(engine: Engine, caller: Caller, order: Order, position: str, most: int) -> Batch:
@@ -327,7 +316,10 @@ def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operatin
     if asked.action == "release":
         return engine.release_hold(work, caller, wire.ReleaseHold(task_id=task_id)).ok
     if asked.action == "prioritize":
-        set_priority(work, caller, task, asked.priority or 0)
+        priority, by = asked.priority or 0, caller.principal
+        work.add_event(task.task_id, "task.reprioritized", before=task.priority, priority=priority,
+                       by={"kind": by.kind, "id": by.id})
+        work.change_task(task, priority=priority)
         return True
     if isinstance(plan, errors.GateError):
         raise plan
@@ -335,14 +327,6 @@ def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operatin
         return False
     rerun.carry_out_rerun(engine, work, plan, caller.principal)
     return True
-
-
-def set_priority(work: Work, caller: Caller, task: stored.Task, priority: int) -> None:
-    """Give a task another priority; its history says who did."""
-    by = caller.principal
-    work.add_event(task.task_id, "task.reprioritized", before=task.priority, priority=priority,
-                   by={"kind": by.kind, "id": by.id})
-    work.change_task(task, priority=priority)
 
 
 async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[stored.Task],
@@ -356,12 +340,6 @@ async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[s
 
 
 # What is shown.
-
-
-def show_sample(task: stored.Task) -> wire_operating.BulkSample:
-    """Show a task in short."""
-    return wire_operating.BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
-                                     to_utc(task.created_at), summarize(task))
 
 
 def show_bulk(bulk: stored.Bulk) -> wire_operating.BulkRecord:

@@ -265,7 +265,8 @@ def explain_no_worker(at: Facts) -> wire_workers.Cause | None:
     if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy or at.resting:
         return None
     missing = [] if at.able else find_missing(at)
-    shown = [show_asked(at, row, claim) for row, claim in (at.able or last_asked(at))[:MOST_EVIDENCE]]
+    last_asked = at.able or [(row, claims[0]) for row, claims in at.asked]
+    shown = [show_asked(at, row, claim) for row, claim in last_asked[:MOST_EVIDENCE]]
     return make_cause(at, "no_worker", tell_silence(at) if at.able else tell_missing(at, missing),
                       wire_workers.Evidence(since=to_utc(at.able[0][1].at) if at.able else None, type=at.task.type,
                                             needed=sorted(at.needed), missing=missing,
@@ -288,11 +289,6 @@ def tell_silence(at: Facts) -> str:
     held = f"{words.say_count(leases, 'lease')} {'is' if leases == 1 else 'are'} without a sign of life"
     return (f"{name_able(at)} for {words.say_length(at.now - claim.at)}; "
             f"{held if leases else f'the last one was {name_worker(row)}'}.")
-
-
-def last_asked(at: Facts) -> list[Able]:
-    """Return the last workers that asked, each with its last claim."""
-    return [(row, claims[0]) for row, claims in at.asked]
 
 
 def find_missing(at: Facts) -> list[str]:
@@ -540,9 +536,11 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
                      progress: stored.Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
+    helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
-                  may=list_allowed(caller), patience=find_patience(settings), silence=find_silence(settings))
+                  may=frozenset(op.name for op in helping if op.fits(caller)),
+                  patience=find_patience(settings), silence=find_silence(settings))
     if task.status in stored.ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
@@ -567,12 +565,6 @@ async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> stored.Rece
     return rows[0] if rows else None
 
 
-def list_allowed(caller: Caller) -> frozenset[str]:
-    """Return which of the calls that help the caller may make."""
-    helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
-    return frozenset(op.name for op in helping if op.fits(caller))
-
-
 async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: stored.Lease) -> None:
     """Read what is known of the worker that holds a task, and of the gate that sweeps it."""
     worker, task = lease.worker, facts.task
@@ -583,15 +575,10 @@ async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: store
         rows = await engine.backend.page(tenant_id, queries.InstanceOf(task.asyncgate_instance))
         facts.owner = rows[0] if rows else stored.Instance(task.asyncgate_instance, None, False)
     if is_lost(task, lease, facts.now, facts.grace):
-        facts.swept = await read_sweep(engine)
-
-
-async def read_sweep(engine: Engine) -> dict[str, Any]:
-    """Return how the last sweep of this process went."""
-    health = wire.Healthy("healthy", "", "", engine.instance, 0, "ok", {})
-    for describe_health in engine.on.describe_health:
-        await describe_health(health)
-    return dict(health.upkeep.get("sweep", {}))
+        health = wire.Healthy("healthy", "", "", engine.instance, 0, "ok", {})
+        for describe_health in engine.on.describe_health:
+            await describe_health(health)
+        facts.swept = dict(health.upkeep.get("sweep", {}))
 
 
 async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:

@@ -54,7 +54,10 @@ async def list_obligations(engine: Engine, caller: Caller,
     ends = engine.seal_cursors(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
     now = engine.backend.now()
     owed = await count_owed(engine, caller.tenant_id) if ask.count else UNSET
-    return wire_operating.AllObligations([show_obligation(row, now) for row in rows[:limit]], *ends, owed)
+    return wire_operating.AllObligations([
+        wire_operating.OpenObligation(row.receipt_id, row.receipt_type, row.to, row.task_id or None, row.schedule_id,
+                                      to_utc(row.created_at), max(now - row.created_at, 0.0))
+        for row in rows[:limit]], *ends, owed)
 
 
 async def count_owed(engine: Engine, tenant_id: str) -> list[wire_operating.Owed]:
@@ -63,12 +66,6 @@ async def count_owed(engine: Engine, tenant_id: str) -> list[wire_operating.Owed
     counts = Counter((row.to_kind, row.to_id) for row in rows[:MOST_OWED])
     return [wire_operating.Owed(wire.Principal(*who), count, len(rows) > MOST_OWED) for who,
             count in counts.most_common()]
-
-
-def show_obligation(row: stored.Receipt, now: float) -> wire_operating.OpenObligation:
-    """Show an open obligation, by the receipt that opened it."""
-    return wire_operating.OpenObligation(row.receipt_id, row.receipt_type, row.to, row.task_id or None, row.schedule_id,
-                                         to_utc(row.created_at), max(now - row.created_at, 0.0))
 
 
 OPERATIONS = [

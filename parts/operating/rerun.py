@@ -49,7 +49,12 @@ async def rerun_task(engine: Engine, caller: Caller, ask: wire.RerunTask) -> wir
     if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
         raise errors.no_task(ask.task_id)
     task, by = found[0], speaker(caller, ask)
-    require_rerunnable(caller, task, by)
+    if not caller.unlimited and not task.owner.same(by):
+        raise forbid(caller, f"task {task.task_id} belongs to another principal")
+    if task.status not in stored.TERMINAL:
+        raise errors.InvalidTransition(
+            f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
+            "its end with get_task, or end it with cancel_task", status=task.status)
     owner = by if task.owner.same(by) else task.owner
     payload = await choose_payload(engine, caller.tenant_id, task, ask)
     plan = await plan_rerun(engine, replace(caller, principal=owner), task, payload, ask.idempotency_key)
@@ -88,16 +93,6 @@ def is_run_again(work: Work, plan: RerunPlan) -> bool:
     """Whether a new task answers the end of the ended one; only where the receipts that answer it are loaded."""
     return any(one.receipt_type == EMISSION["create"].type and not set(plan.parents).isdisjoint(one.parents)
                for one in work.receipts.values())
-
-
-def require_rerunnable(caller: Caller, task: stored.Task, by: wire.Principal) -> None:
-    """Refuse a task of somebody else, and one that has not ended."""
-    if not caller.unlimited and not task.owner.same(by):
-        raise forbid(caller, f"task {task.task_id} belongs to another principal")
-    if task.status not in stored.TERMINAL:
-        raise errors.InvalidTransition(
-            f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
-            "its end with get_task, or end it with cancel_task", status=task.status)
 
 
 def follow_trace(trace: Trace | None, ended: stored.KeptTerms) -> Trace | None:

@@ -51,20 +51,16 @@ class TrafficCounter(Extension):
     def _count(self, work: Work, task_id: str, what: int) -> None:
         minute = int(work.now // 60)
         if (numbers := self.counted[work.tenant_id].get(minute)) is None:
-            numbers = self._begin_minute(work.tenant_id, minute)
+            minutes = self.counted[work.tenant_id]
+            for old in [other for other in minutes if other < minute - HOUR]:
+                del minutes[old]
+                self.unsaved[work.tenant_id].discard(old)
+            numbers = minutes.setdefault(minute, {})
         lane = work.tasks[task_id].lane
         if lane not in numbers:
             numbers[lane] = [0, 0, 0, 0]
         numbers[lane][what] += 1
         self.unsaved[work.tenant_id].add(minute)
-
-    def _begin_minute(self, tenant_id: str, minute: int) -> Numbers:
-        """Begin a minute, and forget those that are over for an hour."""
-        minutes = self.counted[tenant_id]
-        for old in [one for one in minutes if one < minute - HOUR]:
-            del minutes[old]
-            self.unsaved[tenant_id].discard(old)
-        return minutes.setdefault(minute, {})
 
     def list_rows(self, tenant_id: str, minutes: Iterable[int]) -> list[stored.Traffic]:
         """Return what this process has counted in some minutes, as it is stored."""
@@ -133,16 +129,13 @@ async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float
                 parts[lane][span] = [have + weight * more
                                      for have, more in zip(parts[lane][span], counted[lane], strict=True)]
             if 0 <= age < minutes:
-                add_minute(series[lane], age, counted[lane])
+                counts = series[lane]
+                for numbers, number in zip((counts.started, counts.ended, counts.failed, counts.expired), counted[lane],
+                                           strict=True):
+                    numbers[-1 - age] += number
     return {lane: Flows(wire_operating.Flow(*map(round, spans["minute"])),
                         wire_operating.Flow(*map(round, spans["hour"])), series.get(lane, UNSET))
             for lane, spans in parts.items()}
-
-
-def add_minute(series: wire_operating.Series, age: int, counted: tuple[int, int, int, int]) -> None:
-    """Add what one process has counted in a minute."""
-    for numbers, more in zip((series.started, series.ended, series.failed, series.expired), counted, strict=True):
-        numbers[-1 - age] += more
 
 
 async def iterate_recent(engine: Engine, tenant_id: str, minute: int) -> AsyncIterator[stored.Traffic]:

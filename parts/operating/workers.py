@@ -69,7 +69,9 @@ def show_worker(row: stored.Presence, holding: int, settings: Settings, now: flo
     return wire_workers.WorkerRecord(wire.Principal(row.kind, row.id, row.instance_id), to_utc(row.first_seen_at),
                                      to_utc(row.last_seen_at), row.sessions, to_utc(claims[0].at), holding, row.leased,
                                      row.completed, row.failed, row.expired, row.released,
-                                     [show_claim(claim) for claim in claims],
+                                     [wire_workers.LastClaim(to_utc(claim.at), claim.types, claim.capabilities,
+                                                             claim.given, claim.why, claim.process,
+                                                             to_utc_or_none(claim.gone_at)) for claim in claims],
                                      judge_worker(row, claims, holding, settings, now), claims[0].process)
 
 
@@ -93,13 +95,6 @@ def find_silence(settings: Settings) -> float:
     """
     renewal = settings.default_lease_ttl_seconds / 3
     return max(find_patience(settings), renewal + STORED_EVERY_SECONDS + SLACK_SECONDS)
-
-
-def show_claim(claim: stored.Claimed) -> wire_workers.LastClaim:
-    """Show a claim."""
-    return wire_workers.LastClaim(to_utc(claim.at), claim.types, claim.capabilities, claim.given, claim.why,
-                                  claim.process,
-                                  to_utc_or_none(claim.gone_at))
 
 
 OPERATIONS = [

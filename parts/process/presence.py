@@ -94,7 +94,12 @@ class Sightings:
             self._count_claim(tenant_id, worker, ask, offers, at + ahead)
         for tenant_id, leased, now in leases:
             for lease in leased:
-                self._count_lease(tenant_id, lease, now)
+                if lease.acquired_at == now:
+                    self._count_step(tenant_id, lease.worker, "leased")
+                if lease.ending in COUNTED:
+                    self._count_step(tenant_id, lease.worker, lease.ending)
+                if lease.ending == "expired" and not self.waiting[tenant_id, lease.worker_kind, lease.worker_id]:
+                    self._count_gone(tenant_id, lease.worker, now)
         for tenant_id, worker, at in hangups:
             self._count_gone(tenant_id, worker, at + ahead)
 
@@ -129,14 +134,6 @@ class Sightings:
         while len(sighting.claims) > MOST_PROFILES:
             del sighting.claims[next(iter(sighting.claims))]
 
-    def _count_lease(self, tenant_id: str, lease: stored.Lease, now: float) -> None:
-        if lease.acquired_at == now:
-            self._count_step(tenant_id, lease.worker, "leased")
-        if lease.ending in COUNTED:
-            self._count_step(tenant_id, lease.worker, lease.ending)
-        if lease.ending == "expired" and not self.waiting[tenant_id, lease.worker_kind, lease.worker_id]:
-            self._count_gone(tenant_id, lease.worker, now)
-
     def _count_gone(self, tenant_id: str, worker: wire.Principal, now: float) -> None:
         if (sighting := self._sighting(tenant_id, worker)) is not None:
             sighting.gone_at = max(now, sighting.gone_at or now)
@@ -169,7 +166,8 @@ class Sightings:
         """Return the presence of a principal: the stored presence plus newer sightings."""
         self.count()
         known, key = row, (tenant_id, who.kind, who.id)
-        if self.leaving is not self.fresh and (leaving := self.leaving.get(key)) and not is_stored(leaving, row):
+        if self.leaving is not self.fresh and (leaving := self.leaving.get(key)) and (      # not stored yet
+                row is None or any(last > row.last_seen_at for _, last in leaving.instances.values())):
             known = add_sighting(known, who, leaving)
         if (fresh := self.fresh.get(key)) is not None:
             known = add_sighting(known, who, fresh)
@@ -181,11 +179,6 @@ class Sightings:
         return {(kind, id): max(claim.at for claim in sighting.claims.values())
                 for seen in (self.leaving, self.fresh) for (tenant, kind, id), sighting in seen.items()
                 if tenant == tenant_id and sighting.claims}
-
-
-def is_stored(sighting: Sighting, row: stored.Presence | None) -> bool:
-    """Whether a sighting is in the stored presence already."""
-    return row is not None and all(last <= row.last_seen_at for _, last in sighting.instances.values())
 
 
 def add_sighting(known: stored.Presence | None, who: wire.Principal, sighting: Sighting) -> stored.Presence:

@@ -95,7 +95,9 @@ class Waiting:
             for kind in place.calls:
                 self._wake_places(tenant_id, kind)
             if not queue:
-                self._forget_tenant(tenant_id)
+                del self.places[tenant_id]
+                if timer := self.timers.pop(tenant_id, None):
+                    timer[1].cancel()
 
     def offer_task(self, tenant_id: str, task: stored.Task, now: float) -> None:
         """Call the first waiting claim that a queued task fits, now or when its time comes."""
@@ -168,11 +170,6 @@ class Waiting:
             return log.exception("cannot tell when the next delayed task is due")
         if due is not None and self.places.get(tenant_id):
             self.wake_at(tenant_id, due, self.engine.backend.now())
-
-    def _forget_tenant(self, tenant_id: str) -> None:
-        del self.places[tenant_id]
-        if timer := self.timers.pop(tenant_id, None):
-            timer[1].cancel()
 
     def wake_all(self) -> None:
         """Call every waiting claim."""
