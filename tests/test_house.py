@@ -56,7 +56,7 @@ CEILINGS = {
     "conformance": 17_600,
     "extras/ai_worker": 1_300,
     "extras/console": 6_870,
-    "extras/doctor": 1_300,
+    "extras/doctor": 1_200,
     "extras/oauth": 4_700,
     "extras/privacy": 1_850,
     "extras/scheduler": 1_280,

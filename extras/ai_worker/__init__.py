@@ -118,7 +118,9 @@ class Conversation:
     async def _step(self, first: list[model.ChatMessage]) -> Done | None:
         """Let the model answer once, carry out its tool calls, and report progress."""
         self._look()
-        functions = [tools.function_of(name, tool) for name, (_, tool) in self.tools.items()]
+        functions = [
+            {"type": "function", "function": {"name": name, "description": tool.description, "parameters": tool.schema}}
+            for name, (_, tool) in self.tools.items()]
         answer = await self.executor.model.ask([*first, *self.spent.messages],
                                                [*functions, *([talk.FINISH] if self.profile.finish_tool else [])])
         self.spent.steps += 1
@@ -157,7 +159,8 @@ class Conversation:
             else:
                 too_many = tools.ToolResult(f"at most {MOST_CALLS} calls at once", failed=True)
                 said = await self._called(call) if at < MOST_CALLS else too_many
-            told.append(talk.tool_message(call.id, f"error: {said.text}" if said.failed else said.text))
+            told.append({"role": "tool", "tool_call_id": call.id,
+                         "content": f"error: {said.text}" if said.failed else said.text})
         return told, None
 
     def _finished(self, call: model.ToolRequest) -> talk.Ending | tools.ToolResult:
@@ -188,21 +191,17 @@ class Conversation:
                 "step": self.spent.steps, "tokens": self.spent.tokens}
         while True:
             try:
+                spent = to_builtins(replace(
+                    self.spent, seconds=round(self.spent.seconds + time.monotonic() - self.began, 3),
+                    messages=talk.shrink_messages(self.spent.messages, self.checkpoint_bytes)))
                 hidden = self.executor.secrets.hidden       # hide secrets before sealing: the seal covers every word
-                checkpoint = talk.add_seal(hidden(self._checkpoint()), self.task_id, self.key)
+                checkpoint = talk.add_seal(hidden(spent), self.task_id, self.key)
                 await self.report({**hidden(said), "checkpoint": checkpoint})
                 return
             except ReportTooLarge:      # this gate's limit is lower than the profile's
                 if not self.checkpoint_bytes:
                     return log.warning("task %s: the gate refuses its progress, whatever the size", self.task_id)
                 self.checkpoint_bytes = self.checkpoint_bytes // 2 if self.checkpoint_bytes > LEAST_CHECKPOINT else 0
-
-    def _checkpoint(self) -> dict[str, Any]:
-        seconds = round(self.spent.seconds + time.monotonic() - self.began, 3)
-        messages = talk.shrink_messages(self.spent.messages, self.checkpoint_bytes)
-        kept = replace(self.spent, seconds=seconds, messages=messages)
-        told: dict[str, Any] = to_builtins(kept)
-        return told
 
     def _done(self, ending: talk.Ending) -> Done:
         """Turn the end of a conversation into the task's result, or raise JobFailed."""

@@ -118,7 +118,8 @@ def load_profile(path: str) -> Profile:
     if not isinstance(tree, dict):
         raise ProfileError(f"a profile must be a mapping of fields (file {path})")
     try:
-        return convert_profile({"name": named_for(path), **tree})
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(path).stem).strip("-_")[:32] or "ai"
+        return convert_profile({"name": name, **tree})
     except ProfileError as wrong:
         raise ProfileError(f"{wrong} (file {path})") from None
 
@@ -147,11 +148,6 @@ def shaped(kind: Any, said: Any, where: str) -> Any:
             at, text = f".{missing[2]}", "is required" if missing[1][0] == "m" else "is not a field of a profile"
         place = f"{where}{at.rstrip('`')}".strip(".")
         raise ProfileError(f"{place}: {text}" if place else text) from None
-
-
-def named_for(path: str) -> str:
-    """Derive the profile's name from the file's name."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(path).stem).strip("-_")[:32] or "ai"
 
 
 # Secrets.

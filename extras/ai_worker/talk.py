@@ -120,11 +120,6 @@ def as_text(said: Any) -> str:
     return said if isinstance(said, str) else msgspec.json.encode(said).decode()
 
 
-def tool_message(call_id: str, text: str) -> ChatMessage:
-    """Return the message that answers a tool call."""
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
 # Checkpoint.
 
 

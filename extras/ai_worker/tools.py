@@ -199,11 +199,6 @@ def callable_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:LONGEST_FUNCTION_NAME]
 
 
-def function_of(name: str, tool: Tool) -> dict[str, Any]:
-    """Return the function definition of a tool for the model."""
-    return {"type": "function", "function": {"name": name, "description": tool.description, "parameters": tool.schema}}
-
-
 async def list_tools(client: Client) -> AsyncIterator[Tool]:
     """List the tools of a server."""
     if client.server_capabilities.tools is None:

@@ -28,21 +28,16 @@ async def check_ledger(at: Installation) -> AsyncIterator[findings.Finding]:
         return
     where = f"the ledger at {mask_credentials(at.settings.ledger.url)}"
     try:
-        await read_something(sink, at.settings.default_tenant_id)
+        if isinstance(sink, ReceiptGate):       # it lists the receipts of one task only
+            await sink.of_task(at.settings.default_tenant_id, "asyncgate-doctor")
+        else:
+            await sink.page(at.settings.default_tenant_id, queries.EntryFilter(None, None, None, None, None, 1))
         yield findings.all_well(f"{where} answers, and takes the credential")
     except (sinks.Outage, sinks.Refusal) as refusal:
         for finding in judge_answer(where, refusal):
             yield finding
     finally:
         await sink.close()
-
-
-async def read_something(sink: sinks.Sink, tenant_id: str) -> None:
-    """Read from the ledger what may be nothing; raises what it answers instead."""
-    if isinstance(sink, ReceiptGate):       # it lists the receipts of one task only
-        await sink.of_task(tenant_id, "asyncgate-doctor")
-    else:
-        await sink.page(tenant_id, queries.EntryFilter(None, None, None, None, None, 1))
 
 
 def judge_answer(where: str, no: sinks.Outage | sinks.Refusal) -> Iterator[findings.Finding]:

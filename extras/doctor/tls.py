@@ -27,7 +27,10 @@ def check_certificates(at: Installation) -> Iterator[findings.Finding]:
     if tls.certificate_path:
         try:
             make_tls_context(tls)
-            first, last = read_dates(tls.certificate_path)
+            from cryptography import x509
+            with open(tls.certificate_path, "rb") as file:
+                certificate = x509.load_pem_x509_certificates(file.read())[0]
+            first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         except (OSError, ValueError) as error:      # ssl.SSLError is an OSError
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
             yield findings.alarm(f"{tls.certificate_path}, or its private key, is no good: {why}",
@@ -41,14 +44,6 @@ def check_certificates(at: Installation) -> Iterator[findings.Finding]:
                                     "restart the gate")
     if (parts := urlsplit(at.public_url)).scheme == "https" and parts.hostname:
         yield from check_public(parts.hostname, parts.port or 443, at.clock())
-
-
-def read_dates(path: str) -> tuple[datetime, datetime]:
-    """Return from when until when the first certificate of a PEM file is valid."""
-    from cryptography import x509
-    with open(path, "rb") as file:
-        found = x509.load_pem_x509_certificates(file.read())[0]
-    return found.not_valid_before_utc, found.not_valid_after_utc
 
 
 def judge_dates(what: str, first: datetime, last: datetime, now: float) -> Iterator[findings.Finding]:

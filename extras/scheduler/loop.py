@@ -314,14 +314,26 @@ class Scheduler:
             schedule.schedule_id, schedule.owner_id, int(now), now))
 
     def _ordered(self, offer: Mapping[str, Any]) -> tuple[store.Schedule, dict[str, Any]]:
-        """Return the changed schedule of a control task, and the answer."""
+        """Return the changed schedule of a control task, and the answer; only its owner may change one."""
+        owner = offer["created_by"]
         if offer["type"] == "schedule.create":
-            schedule = self._drawn_up(offer)
-            next_run_at = format_time_or_none(schedule.next_run_at)
-            return schedule, {"schedule_id": schedule.schedule_id, "next_run_at": next_run_at}
-        schedule = self._meant(offer)
+            now = self.clock()
+            new = store.Schedule(       # with an id from the task, so that a repeated order makes no second one
+                schedule_id=f"sched-{offer['task_id']}", plan=read_plan(offer["payload"], now),
+                owner_kind=owner["kind"], owner_id=owner["id"], task_id=offer["task_id"], created_at=int(now),
+                since=int(now)).settled(int(now))
+            return new, {"schedule_id": new.schedule_id, "next_run_at": format_time_or_none(new.next_run_at)}
+        schedule_id = read_payload(offer["payload"], ScheduleRef).schedule_id
+        schedule = self.store.schedule(schedule_id)
+        if schedule is None or (schedule.owner_kind, schedule.owner_id) != (owner["kind"], owner["id"]):
+            raise InvalidOrder("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
+                          "schedule_not_found")
         if offer["type"] == "schedule.status":
-            return schedule, describe_status(schedule)
+            return schedule, {
+                "schedule_id": schedule.schedule_id, "name": schedule.plan.name, "enabled": schedule.enabled,
+                "next_run_at": format_time_or_none(schedule.next_run_at),
+                "last_run_at": format_time_or_none(schedule.last_run_at),
+                "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
         if offer["type"] == "schedule.run":
             return schedule, {"ok": True, "run_at": format_time(int(self.clock()))}
         if offer["type"] == "schedule.delete":
@@ -338,23 +350,6 @@ class Scheduler:
             return structs.replace(schedule, enabled=True).settled(self.clock())
         except ValueError as wrong:     # its time zone is gone
             raise InvalidOrder("timezone", str(wrong)) from None
-
-    def _drawn_up(self, offer: Mapping[str, Any]) -> store.Schedule:
-        """Make a new schedule; its id is derived from its task, so that a repeated order makes no second one."""
-        now = self.clock()
-        plan, owner = read_plan(offer["payload"], now), offer["created_by"]
-        schedule = store.Schedule(schedule_id=f"sched-{offer['task_id']}", plan=plan, owner_kind=owner["kind"],
-                                  owner_id=owner["id"], task_id=offer["task_id"], created_at=int(now), since=int(now))
-        return schedule.settled(schedule.since)
-
-    def _meant(self, offer: Mapping[str, Any]) -> store.Schedule:
-        """Return the schedule that a control task names; raise InvalidOrder unless its owner created the task."""
-        schedule_id, owner = read_payload(offer["payload"], ScheduleRef).schedule_id, offer["created_by"]
-        schedule = self.store.schedule(schedule_id)
-        if schedule is None or (schedule.owner_kind, schedule.owner_id) != (owner["kind"], owner["id"]):
-            raise InvalidOrder("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
-                          "schedule_not_found")
-        return schedule
 
     # Answers, and the receipts of schedules.
 
@@ -472,14 +467,6 @@ def format_time_or_none(moment: int | None) -> str | None:
 def mark_deleted(schedule: store.Schedule) -> store.Schedule:
     """Return a schedule as deleted, without further runs."""
     return structs.replace(schedule, state="deleted", enabled=False, next_run_at=None, due_at=None)
-
-
-def describe_status(schedule: store.Schedule) -> dict[str, Any]:
-    """Return the answer to schedule.status."""
-    return {"schedule_id": schedule.schedule_id, "name": schedule.plan.name, "enabled": schedule.enabled,
-            "next_run_at": format_time_or_none(schedule.next_run_at),
-            "last_run_at": format_time_or_none(schedule.last_run_at),
-            "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
 
 
 def report_key(schedule: store.Schedule) -> tuple[Any, ...]:

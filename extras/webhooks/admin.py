@@ -184,7 +184,10 @@ async def list_deliveries(engine: Engine, caller: Caller,
     rows = await engine.backend.page(
         tenant_id, queries.DeliveryFilter(webhook.webhook_id, ask.state, after, limit + 1, newest=True))
     ends = engine.seal_cursors(caller, [row.delivery_id for row in rows], limit, ask.cursor, *mark)
-    return wire_webhooks.Deliveries([as_delivery_record(row) for row in rows[:limit]], *ends)
+    return wire_webhooks.Deliveries([wire_webhooks.DeliveryRecord(
+        row.webhook_id, row.delivery_id, row.type, row.state, row.tries, to_utc(row.first_at), row.task_id or None,
+        to_utc_or_none(row.last_at), to_utc_or_none(row.next_at), row.http_status, row.reason, row.took_ms,
+        row.of_tenant) for row in rows[:limit]], *ends)
 
 
 async def replay_deliveries(engine: Engine, caller: Caller,
@@ -404,14 +407,6 @@ def as_webhook_record(tenant_id: str, row: stored_webhooks.Webhook) -> wire_webh
         to_utc_or_none(row.failing_since), to_utc_or_none(row.succeeded_at),
         to_utc_or_none(events.find_end_of_overlap(row)),
         row.reached is not None)
-
-
-def as_delivery_record(row: stored_webhooks.WebhookDelivery) -> wire_webhooks.DeliveryRecord:
-    """Show what became of an event."""
-    return wire_webhooks.DeliveryRecord(
-        row.webhook_id, row.delivery_id, row.type, row.state, row.tries, to_utc(row.first_at), row.task_id or None,
-        to_utc_or_none(row.last_at), to_utc_or_none(row.next_at), row.http_status, row.reason, row.took_ms,
-        row.of_tenant)
 
 
 OPERATIONS = [

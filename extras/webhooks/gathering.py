@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncgate.extras.webhooks.sending import PAGE, Courier, read_reached
+import msgspec
+
+from asyncgate.extras.webhooks.sending import PAGE, Courier
 from asyncgate.extras.webhooks.sources import Happened, read_usage
 from asyncgate.parts.model import stored_webhooks
 from asyncgate.parts.model.counted import PERIOD_SECONDS
@@ -35,7 +37,7 @@ class Gatherer(Courier):
     def _take_over(self, webhook: stored_webhooks.Webhook) -> None:
         super()._take_over(webhook)
         if self.reached is None:
-            self.reached, self.all_at = read_reached(webhook), 0.0
+            self.reached, self.all_at = msgspec.json.decode(webhook.reached or "{}", type=dict[str, str]), 0.0
 
     def _begin_at(self, position: str) -> None:
         super()._begin_at(position)
@@ -52,7 +54,8 @@ class Gatherer(Courier):
             if (most := PAGE - len(found)) == 0:
                 break
             del self.unread[tenant_id]      # before it is read: what is committed meanwhile is heard of
-            events = await self._read_tenant(tenant_id, most)
+            place = (self.reached or {}).get(tenant_id, "")
+            events = await read_usage(self.engine, tenant_id, self.webhook.position, place, most)
             if len(events) == most:
                 self.unread[tenant_id] = None
             if events:
@@ -60,10 +63,6 @@ class Gatherer(Courier):
             found += events
         self.called |= bool(self.unread)
         return found
-
-    async def _read_tenant(self, tenant_id: str, most: int) -> list[Happened]:
-        place = (self.reached or {}).get(tenant_id, "")
-        return await read_usage(self.engine, tenant_id, self.webhook.position, place, most)
 
     def _advance(self) -> None:
         """Move each tenant's position past what is settled."""

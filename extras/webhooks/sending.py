@@ -172,7 +172,9 @@ class Courier(Rounds):
 
     async def _read_new(self, waiting: set[str]) -> list[stored_webhooks.WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
-        found, now = await self._read_page(), self.engine.backend.now()
+        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
+        self.called |= len(found) == PAGE
+        self.page, now = [event.event_id for event in found], self.engine.backend.now()
         # Order: behind the events.  What happens after an admin's change is wanted, or not, as the change says.
         if not await self._is_unchanged():
             return []
@@ -183,12 +185,6 @@ class Courier(Rounds):
                                                 now,
                                                 of_tenant=None if one.tenant_id == self.tenant_id else one.tenant_id)
                 for one in self.fresh.values()]
-
-    async def _read_page(self) -> list[Happened]:
-        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
-        self.called |= len(found) == PAGE
-        self.page = [one.event_id for one in found]
-        return found
 
     def _find_pause(self, left: Iterable[stored_webhooks.WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""
@@ -274,12 +270,9 @@ class Courier(Rounds):
                  row.delivery_id, row.tries, attempt.reason)
         if now - row.first_at >= self.ours.park_after_days * DAY_SECONDS:
             return replace(row, state="parked", next_at=None)
-        return replace(row, next_at=now + max(self._choose_pause(row.tries), attempt.retry_after))
-
-    def _choose_pause(self, tries: int) -> float:
-        """Return the pause after a number of attempts, doubled each time, with jitter."""
-        pause: float = min(self.ours.retry_seconds * 2 ** min(tries - 1, 30), self.ours.max_retry_seconds)
-        return pause * random.uniform(0.75, 1.25)  # no secret
+        pause = min(self.ours.retry_seconds * 2 ** min(row.tries - 1, 30), self.ours.max_retry_seconds)
+        pause *= random.uniform(0.75, 1.25)     # no secret
+        return replace(row, next_at=now + max(pause, attempt.retry_after))
 
     # Results.
 
@@ -353,11 +346,6 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> s
         give_up(engine, work, ask.whom, "delivery_parked", new, delivery_id=parked[0].delivery_id)
     work.keep_record(new)
     return new
-
-
-def read_reached(webhook: stored_webhooks.Webhook) -> dict[str, str]:
-    """Return how far an endpoint for all tenants is in the usage of each."""
-    return msgspec.json.decode(webhook.reached or "{}", type=dict[str, str])
 
 
 def move_on(old: str | None, new: dict[str, str]) -> str:
