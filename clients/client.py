@@ -192,7 +192,8 @@ class AsyncGate(operations.AsyncOperations):
 
     async def _send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         op = operations.CALLS[operation]
-        tries = Attempts(op, self._complete(op, fields), self.patience_seconds)
+        told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
+        tries = Attempts(op, add_repeat_keys(op, {**self._who(op, told), **told}), self.patience_seconds)
         try:
             async with asyncio.timeout(tries.seconds) as clock:
                 while True:
@@ -203,12 +204,8 @@ class AsyncGate(operations.AsyncOperations):
         except TimeoutError:
             if not clock.expired():
                 raise
-            raise tries.too_late() from None
-
-    def _complete(self, op: CallSpec, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the caller, if the request names none, and the keys by which the gate deduplicates."""
-        told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
-        return add_repeat_keys(op, {**self._who(op, told), **told})
+            raise tries.last or http.Unreachable(
+                f"the gate did not answer {op.name} within {tries.seconds:g} s") from None
 
     def _who(self, op: CallSpec, told: Mapping[str, Any]) -> dict[str, str]:
         named = {name for name in told if name in CALLER_FIELDS}
@@ -321,10 +318,6 @@ class Attempts:
         if error.code in OUTCOME_UNKNOWN:
             return self.harmless and error.status in (502, 503, 504)
         return error.status in NOT_DONE and error.code != "quota_exceeded"
-
-    def too_late(self) -> Exception:
-        """Return what to raise when the time is over in the middle of an attempt."""
-        return self.last or http.Unreachable(f"the gate did not answer {self.op.name} within {self.seconds:g} s")
 
 
 # Waiting for an outcome.

@@ -136,7 +136,7 @@ class Exchange:
         if not response.is_success:
             raise self.refusal(response)
         reply = self.read_reply(operation, response.content)
-        if is_short(CALLS[operation].reply) and not is_marked(response.headers):
+        if is_short(CALLS[operation].reply) and not any(response.headers.get(name) == text for name, text in MARKS):
             raise NotAGate(self.url, f"its answer to {operation} lacks the header X-AsyncGate")
         return reply
 
@@ -189,11 +189,6 @@ def find_reply_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
 def is_short(reply: type[msgspec.Struct]) -> bool:
     """Whether replies of a type are so short that another product may send the same."""
     return not find_reply_flaw(b'{"ok":true}', reply)
-
-
-def is_marked(headers: Mapping[str, str]) -> bool:
-    """Whether an answer has a header that every gate sends."""
-    return any(headers.get(name) == text for name, text in MARKS)
 
 
 def explain_flaw(content: bytes, error: Exception) -> str:

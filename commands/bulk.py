@@ -93,15 +93,10 @@ def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: b
             return 0
         if not as_json:
             show_table(COLUMNS, found["sample"])
-        if not yes and not ask(word_question(found)):
+        number = f"{'at least ' * found['at_least']}{say_count(found['matches'], 'task')}"
+        if not yes and not ask(f"{number}: {QUESTIONS[found['action']]}"):
             return calling.EXIT_WRONG
         return run_to_end(gate, found["confirmation"], None if found["at_least"] else found["matches"], as_json)
-
-
-def word_question(found: dict[str, Any]) -> str:
-    """Return the question whether to do it."""
-    number = f"{'at least ' * found['at_least']}{say_count(found['matches'], 'task')}"
-    return f"{number}: {QUESTIONS[found['action']]}"
 
 
 def ask(question: str) -> bool:

@@ -157,14 +157,10 @@ def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[stored.Se
         for seal in page["seals"]:
             if up_to is not None and seal["number"] > up_to:
                 return
-            yield to_seal(seal)
-
-
-def to_seal(one: dict[str, Any]) -> stored.Seal:
-    """Return a seal in its stored form; its time is a whole number of milliseconds."""
-    return stored.Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
-                       one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
-                       datetime.fromisoformat(one["sealed_at"]).timestamp(), one["hash"])
+            yield stored.Seal(f"{seal['number']:012d}", seal["number"], seal["last_receipt_id"], seal["count"],
+                              seal["digest"], seal["marks"],
+                              msgspec.json.encode(seal["late"]).decode() if seal.get("late") else "",
+                              datetime.fromisoformat(seal["sealed_at"]).timestamp(), seal["hash"])
 
 
 # From a file to a gate.

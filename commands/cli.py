@@ -194,15 +194,10 @@ def is_needed(takes: type[wire.Ask], field: inspect.Field) -> bool:
     return field.required or field.name in takes.needed
 
 
-def is_id_field(field: str) -> bool:
-    """Whether a field accepts an id that a table may have shortened."""
-    return field.endswith(("task_id", "receipt_id", "schedule_id"))
-
-
 def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
     """Make the option of a field; the first required field becomes an argument."""
     known = find_form(field.type)
-    if is_id_field(field.name):
+    if field.name.endswith(("task_id", "receipt_id", "schedule_id")):
         known.type = calling.ID_TYPE
     if field.name.endswith("_seconds"):
         known.type = calling.DURATION
@@ -284,10 +279,15 @@ def make_command(op: Operation) -> click.Command:
         at = calling.find_connection(profile, url, token)
         if every_seconds is not None:
             return watching.watch_list(op, at, body, every_seconds, as_json)
-        call_and_print(op, at, body, as_json)
+        if op.name == "run_task":
+            from asyncgate.commands.follow import run_task
+            sys.exit(run_task(at, body, as_json))
+        with calling.connect_to_gate(at) as gate:
+            reply = gate.send(op.name, body).content
+        click.echo(reply) if as_json else print_reply(op, msgspec.json.decode(reply))
 
     params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION,
-              *([watching.WATCH] if watching.is_watchable(op) else [])]
+              *([watching.WATCH] if op.kind == "R" and op.columns else [])]
     summary, text = remove_clause_numbers(op.summary), remove_clause_numbers(op.text.strip())
     return OperationCommand(op, callback=run, params=params, short_help=summary.rstrip("."),
                             help=f"{summary}\n\n{text}\n\n{MORE_HELP.get(op.name, '')}".strip())
@@ -311,16 +311,6 @@ def read_data(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.
         raise click.BadParameter(f"{op.name} has no field {unknown[0]!r}", param_hint="'--data'")
     return {name: part if find_form(fields[name].type).type is JSON else msgspec.json.decode(part)
             for name, part in parts.items()}
-
-
-def call_and_print(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
-    """Call the gate and print its reply."""
-    if op.name == "run_task":
-        from asyncgate.commands.follow import run_task
-        sys.exit(run_task(at, body, as_json))
-    with calling.connect_to_gate(at) as gate:
-        reply = gate.send(op.name, body).content
-    click.echo(reply) if as_json else print_reply(op, msgspec.json.decode(reply))
 
 
 # Print replies.

@@ -76,7 +76,9 @@ CLASS_ABOUT = {
 def annotate(kind: Any, *, asked: bool) -> str:
     """Return a type annotation for the client: wide in requests, exact in replies."""
     if get_origin(kind) is Annotated:
-        return "Mapping[str, Any]" if asked and is_object(kind) else annotate(get_args(kind)[0], asked=asked)
+        is_object = any(isinstance(meta, Meta) and (meta.extra_json_schema or {}).get("type") == ["object", "null"]
+                        for meta in get_args(kind)[1:])
+        return "Mapping[str, Any]" if asked and is_object else annotate(get_args(kind)[0], asked=asked)
     if get_origin(kind) in (Union, UnionType):
         return " | ".join(dict.fromkeys(annotate(one, asked=asked) for one in get_args(kind)))
     if get_origin(kind) is Literal:
@@ -88,12 +90,6 @@ def annotate(kind: Any, *, asked: bool) -> str:
         return "Mapping[str, Any]" if asked else "dict[str, Any]"
     shaped = asked and is_struct(kind) and not holds_json(kind)
     return PLAIN.get(kind) or f"{kind.__name__}{' | Mapping[str, Any]' if shaped else ''}"
-
-
-def is_object(kind: Any) -> bool:
-    """Whether a field that accepts any JSON is declared as an object."""
-    return any(isinstance(meta, Meta) and (meta.extra_json_schema or {}).get("type") == ["object", "null"]
-               for meta in get_args(kind)[1:])
 
 
 def list_plain_types(kind: Any) -> Iterator[Any]:
@@ -186,15 +182,10 @@ def first_line(kind: type[Struct]) -> str:
 # Methods.
 
 
-def list_required(op: Operation) -> list[str]:
-    """Return the required fields of a request, in order: they may be positional."""
-    return [one.name for one in fields(op.takes) if one.required or one.name in op.takes.needed]
-
-
 def render_arguments(op: Operation) -> list[str]:
     """Return the arguments of a method: required, optional, then the caller's."""
     types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
-    first = list_required(op)
+    first = [one.name for one in fields(op.takes) if one.required or one.name in op.takes.needed]
     rest = sorted((name for name in types if name not in first), key=partial(wire.names_caller, op.takes))
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
     return ["self", *said, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]

@@ -69,14 +69,6 @@ async def read_document(document: Document, job: Job) -> JsonObject:
     return {"pages": document.pages, "begun_at_page": done + 1}
 
 
-def run_demo_worker(worker_id: str) -> None:
-    """Run a worker until told to stop."""
-    worker = Worker(worker_id=worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS, state=None,
-                    drain_seconds=0)
-    worker.task("read")(read_document)
-    worker.run()
-
-
 def create_tasks() -> None:
     """Run the agent: create the tasks in one call, and exit."""
     tasks = [{"type": "read", "payload": {"document": f"doc-{number:02}", "pages": 3 + number % 4},
@@ -168,16 +160,14 @@ class DemoScreen:
         """Show the progress of the tasks."""
         done = sum(task["status"] in END_STATUSES for task in tasks)
         if self.live:
-            self._redraw([line[:shutil.get_terminal_size().columns - 1] for line in format_progress(tasks)])
+            lines = [line[:shutil.get_terminal_size().columns - 1] for line in format_progress(tasks)]
+            if lines != self.drawn:
+                self._wipe()
+                click.echo("\n".join(lines))
+                self.drawn = lines
         elif done // 5 > self.shown // 5 and done < len(tasks):
             self.say(f"{done} of {len(tasks)} tasks are done")
         self.shown = done
-
-    def _redraw(self, lines: list[str]) -> None:
-        if lines != self.drawn:
-            self._wipe()
-            click.echo("\n".join(lines))
-            self.drawn = lines
 
 
 def format_progress(tasks: list[JsonObject]) -> Iterator[str]:
@@ -370,7 +360,10 @@ def play_part(role: str, *arguments: str) -> None:
     elif role == "agent":
         create_tasks()
     else:
-        run_demo_worker(arguments[0])
+        worker = Worker(worker_id=arguments[0], capabilities=SKILLS[arguments[0]], ttl_seconds=TTL_SECONDS, state=None,
+                        drain_seconds=0)
+        worker.task("read")(read_document)
+        worker.run()
 
 
 if __name__ == "__main__":

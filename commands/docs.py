@@ -42,7 +42,9 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     if opens:
         return serve_site(f"{chosen.stem}.html" if chosen else "")
     if as_json:
-        return click.echo(msgspec.json.encode(chosen or [list_entry(page) for page in known.values()]))
+        return click.echo(msgspec.json.encode(chosen or [
+            {name: getattr(page, name) for name in ("name", "path", "section", "title", "about")}
+            for page in known.values()]))
     show_page(chosen) if chosen else list_pages(known)
 
 
@@ -55,11 +57,6 @@ def find_page(said: str, known: Mapping[str, site.DocPage]) -> site.DocPage:
             f"there is no page {terminal.escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
             calling.EXIT_NOT_FOUND)
     return known[name]
-
-
-def list_entry(page: site.DocPage) -> dict[str, str]:
-    """Return the list entry of a page: everything but its text."""
-    return {"name": page.name, "path": page.path, "section": page.section, "title": page.title, "about": page.about}
 
 
 def list_pages(known: Mapping[str, site.DocPage]) -> None:

@@ -181,21 +181,18 @@ class Parent:
         with TemporaryDirectory(prefix="asyncgate-") as folder:
             for place in self.places:
                 place.listen_for_messages(folder)
-            self._obey_signals()
+            release_children()
+            loop = asyncio.get_running_loop()
+            ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin and sys.stdin.isatty() else []))
+            loop.add_signal_handler(signal.SIGHUP, self._restart)
+            for sign in ends:       # the end of a terminal is not an order to begin anew
+                loop.add_signal_handler(sign, self._stop)
             beside = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
             await asyncio.gather(*(self._keep(place) for place in self.places))
             for task in (*beside, self.restarting):
                 if task is not None:
                     task.cancel()
         return self.status
-
-    def _obey_signals(self) -> None:
-        release_children()
-        loop = asyncio.get_running_loop()
-        ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin and sys.stdin.isatty() else []))
-        loop.add_signal_handler(signal.SIGHUP, self._restart)
-        for sign in ends:       # the end of a terminal is not an order to begin anew
-            loop.add_signal_handler(sign, self._stop)
 
     async def _announce(self) -> None:
         """Tell when all serve."""

@@ -234,13 +234,10 @@ def draw_screen(screen: Screen, shot: Shot, url: str, width: int, height: int) -
     table = terminal.make_table(screen.columns, rows, width) if rows else Text("nothing" if shot.read_at else "reading")
     foot = f"filter: {terminal.escape_text(screen.wanted)}_   Enter: keep   Esc: clear" if screen.typing else KEYS
     lines = [Text(line[:width], "bold" if at == 0 else "") for at, line in enumerate(head)]
-    return Group(*lines, table, Text(describe_rest(len(chosen) - len(rows), shot)[:width], "dim"),
+    hidden = len(chosen) - len(rows)
+    rest = f"{hidden:,} more rows" * (hidden > 0) + f" (only the first {len(shot.rows):,} were read)" * shot.more
+    return Group(*lines, table, Text(rest[:width], "dim"),
                  Text(shot.trouble[:width], "red"), Text(foot[:width], "dim"))
-
-
-def describe_rest(hidden: int, shot: Shot) -> str:
-    """Return how many rows do not fit on the screen, and whether not all were read."""
-    return f"{hidden:,} more rows" * (hidden > 0) + f" (only the first {len(shot.rows):,} were read)" * shot.more
 
 
 def run_screen(gate: http.Http, screen: Screen | None, every_seconds: float) -> None:

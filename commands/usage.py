@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import click
@@ -36,7 +35,7 @@ def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
     """
     body = {name: value for name, value in asked.items() if value}
     with calling.connect_to_gate(at) as gate:
-        lines = list(read_lines(gate, body))
+        lines = [line for page in gate.pages("get_usage", **body) for line in page["usage"]]
         if as_json:
             print_answer(True, {"usage": lines})
         elif as_csv:
@@ -56,9 +55,3 @@ def show_budgets(gate: Http, body: dict[str, Any]) -> None:
     report = gate.call("get_budgets", **{name: value for name, value in body.items() if name == "tenant"})
     for one in report["budgets"]:
         click.echo(f"{report['month']}: {one['percent']:g} % of the budget of {one['monthly']:,} {one['quantity']}")
-
-
-def read_lines(gate: Http, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of all pages."""
-    for page in gate.pages("get_usage", **body):
-        yield from page["usage"]

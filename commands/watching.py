@@ -23,11 +23,6 @@ WATCH = click.Option(["--watch", "every_seconds"], type=Duration(0.1), is_flag=F
 Show = Callable[[bytes], None]
 
 
-def is_watchable(op: Operation) -> bool:
-    """Whether an operation only reads, and shows a table."""
-    return op.kind == "R" and bool(op.columns)
-
-
 def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_seconds: float, as_json: bool) -> None:
     """Call and show until Ctrl-C; a gate that does not answer meanwhile is asked again."""
     try:

@@ -111,8 +111,10 @@ class Children:
         for _ in range(ROUNDS if self.adopts else 0):
             with self.lock:
                 parents = find_parents()
+                # An orphan without a readable environment belongs to the last run that ends.
                 left = [pid for pid, parent in parents.items() if parent == os.getpid()
-                        and pid not in {*self.running, self.guardian.pid} and self._is_of(pid, lease_id)]
+                        and pid not in {*self.running, self.guardian.pid}
+                        and (is_of(pid, lease_id) or not self.running)]
                 for pid in add_descendants(left, parents):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
@@ -121,10 +123,6 @@ class Children:
                         os.waitpid(pid, 0)
             if not left:
                 return
-
-    def _is_of(self, pid: int, lease_id: str) -> bool:
-        """Whether an orphan belongs to a run; one without a readable environment belongs to the last run that ends."""
-        return is_of(pid, lease_id) or not self.running
 
 
 def find_parents() -> dict[int, int]:

@@ -201,7 +201,10 @@ class Run:
         try:
             status = await asyncio.shield(self.exit)
         except asyncio.CancelledError:
-            await self._kill()
+            self._signal(signal.SIGTERM)
+            await asyncio.wait([self.exit], timeout=KILL_SECONDS)
+            self._signal(signal.SIGKILL)
+            await asyncio.wait([self.exit])
             raise
         finally:
             self._signal(signal.SIGKILL)        # children that it left running would hold the pipes open
@@ -212,13 +215,6 @@ class Run:
         if wrong:
             raise wrong[0]
         return status
-
-    async def _kill(self) -> None:
-        """Kill the whole process group: SIGTERM first, SIGKILL after a while."""
-        self._signal(signal.SIGTERM)
-        await asyncio.wait([self.exit], timeout=KILL_SECONDS)
-        self._signal(signal.SIGKILL)
-        await asyncio.wait([self.exit])
 
     def _signal(self, sign: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
