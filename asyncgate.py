@@ -248,7 +248,7 @@ TERMINATES = {
     "schedule.created": frozenset({"schedule.deleted"}),
 }
 DISCHARGING = frozenset().union(*TERMINATES.values())
-RECEIPT_TYPES = tuple(sorted({one.type for one in (
+RECEIPT_TYPES = tuple(sorted({contract.type for contract in (
     ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
     ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
 
@@ -815,7 +815,8 @@ class Hooks:
     def __init__(self, extensions: tuple[Extension, ...]) -> None:
         for name, default in vars(Extension).items():
             if not name.startswith("_"):
-                hooks = [getattr(one, name) for one in extensions if getattr(type(one), name) is not default]
+                hooks = [getattr(extension, name) for extension in extensions
+                         if getattr(type(extension), name) is not default]
                 setattr(self, name, tuple(hooks))
         self.substitutes = {name: other for hook in vars(self)["substitutes"] for name, other in hook().items()}
 
@@ -859,11 +860,11 @@ class Engine:
 
     def extend(self, *more: Extension) -> None:
         """Add extensions; their hooks are called behind those of the extensions that are there already."""
-        self._set_extensions((*self.extensions, *(one for one in more if one not in self.extensions)))
+        self._set_extensions((*self.extensions, *(extension for extension in more if extension not in self.extensions)))
 
     def withdraw(self, *these: Extension) -> None:
         """Remove extensions, if they are there."""
-        self._set_extensions(tuple(one for one in self.extensions if one not in these))
+        self._set_extensions(tuple(extension for extension in self.extensions if extension not in these))
 
     def _set_extensions(self, extensions: tuple[Extension, ...]) -> None:
         self.extensions, self.on = extensions, Hooks(extensions)
@@ -871,7 +872,7 @@ class Engine:
 
     def find_extension(self, kind: type[E]) -> E | None:
         """Return the extension of this kind, if there is one."""
-        return next((one for one in self.extensions if isinstance(one, kind)), None)
+        return next((extension for extension in self.extensions if isinstance(extension, kind)), None)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -1185,13 +1186,13 @@ class Engine:
 
     async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
-        if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
+        if (snapshot := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise no_task(task_id)
-        task, lease, _ = found
+        task, lease, _ = snapshot
         if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
             raise forbid(caller, f"task {task_id} belongs to another principal")
-        return found
+        return snapshot
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
@@ -1216,13 +1217,13 @@ class Engine:
         while len(rows) < query.limit:
             step = min(step, query.limit - len(rows))
             before = rows[-1][0].task_id if rows else query.before
-            found = await self.backend.page(tenant_id, replace(query, before=before, limit=step))
-            for row in found:
+            page = await self.backend.page(tenant_id, replace(query, before=before, limit=step))
+            for row in page:
                 rows.append(row)
                 size += measure_task(*row)
                 if size > MOST_PAGE_BYTES and len(rows) > 1:
                     return rows, len(rows) - 1
-            if len(found) < step:
+            if len(page) < step:
                 break
             step = 1 + (MOST_PAGE_BYTES - size) * len(rows) // size     # as many as fit, if they are like those so far
         return rows, query.limit - 1
@@ -1357,10 +1358,10 @@ class Engine:
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
-        found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
+        repeats = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
         grace = self.settings.lease_grace_seconds
         # A process that has renewed a lease had its offer: one that claims it again is another process.
-        live = [work.tasks[task_id] for task_id in found if alive(lease := work.leases[task_id], work.now, grace)
+        live = [work.tasks[task_id] for task_id in repeats if alive(lease := work.leases[task_id], work.now, grace)
                 and (not lease.renewals or self._resume_lease(work, lease, worker, None))]
         return [self._make_offer(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
@@ -1450,9 +1451,10 @@ class Engine:
 
     def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> list[str]:
         """Note who resumes these leases; return those that ended by it."""
-        found = [lease for task_id in ask.tasks if (lease := work.leases.get(task_id)) and lost(
+        leases = [lease for task_id in ask.tasks if (lease := work.leases.get(task_id)) and lost(
             lease, ask.worker, LeaseAsk(lease_id=lease.lease_id), work.now, self.settings.lease_grace_seconds) is None]
-        return [lease.lease_id for lease in found if not self._resume_lease(work, lease, ask.worker, ask.resumption_id)]
+        return [lease.lease_id for lease in leases
+                if not self._resume_lease(work, lease, ask.worker, ask.resumption_id)]
 
     def _resume_lease(self, work: Work, lease: Lease, worker: Principal, resumption_id: str | None) -> bool:
         """Note who resumes a lease, and return True; or end it, if that is the last loss its task may have."""
@@ -1550,10 +1552,10 @@ class Engine:
 
     def check_artifacts(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""
-        found, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
-        if len(found) > most:
-            raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
-        return found
+        pointers, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
+        if len(pointers) > most:
+            raise TooManyArtifacts(f"{len(pointers)} artifacts; a receipt carries {most} at most (PH.5)")
+        return pointers
 
     def _enclose_json(self, name: str, value: Any, text: bytes, task_id: str,
                       most: int | None = None) -> dict[str, Any]:
@@ -1672,7 +1674,8 @@ class Engine:
         if lease is None or lease.lease_id == ask.lease_id:
             return False
         return self._has_accepted(work, ask, speaker(caller, ask)) and any(
-            one.receipt_type == contract.type and self._is_by_worker(one) for one in self._list_under_lease(work, ask))
+            receipt.receipt_type == contract.type and self._is_by_worker(receipt)
+            for receipt in self._list_under_lease(work, ask))
 
     def _has_accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
@@ -1680,7 +1683,8 @@ class Engine:
         return any(row.receipt_type == ACCEPTED.type and row.sender.same(worker) for row in receipts)
 
     def _list_under_lease(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
-        return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
+        return [receipt for receipt in work.receipts.values()
+                if (receipt.task_id, receipt.lease_id) == (ask.task_id, ask.lease_id)]
 
     def _is_by_worker(self, ended: Receipt) -> bool:
         """Whether the worker itself ended the lease; the body may be in the ledger only, so the key decides first."""
@@ -1733,11 +1737,11 @@ class Engine:
             parents = (answers[contract.answers],) if contract.answers in answers else ()
         lease_id = lease.lease_id if lease else lease_id
         task_id = task.task_id if task else task_id
-        said = {name: value for name, value in body.items() if value is not None}
+        fields = {name: value for name, value in body.items() if value is not None}
         if by is not None and by.instance_id is not None:
-            said["principal_instance_id"] = by.instance_id
-        said["schema_version"] = SCHEMA_VERSION
-        text = to_canonical(said)
+            fields["principal_instance_id"] = by.instance_id
+        fields["schema_version"] = SCHEMA_VERSION
+        text = to_canonical(fields)
         self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
         key = receipt_key(contract, task_id, sender, lease_id, parents, discriminator)
@@ -2020,14 +2024,14 @@ class Engine:
         seal = hmac.digest(self.backend.secret, to_canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
-    def seal_cursors(self, caller: Caller, found: list[str], limit: int, given: str | None,
+    def seal_cursors(self, caller: Caller, places: list[str], limit: int, given: str | None,
                      *query: Any) -> tuple[str | None, str | None]:
         """Return next_cursor (null at the end) and cursor: the last place seen, or the given one if none was (17).
 
-        `found` are the places of a page, and one more where there is more.
+        `places` are the places of a page, and one more where there is more.
         """
-        cursor = self.seal_cursor(caller, found[:limit][-1], *query) if found else given
-        return (cursor if len(found) > limit else None), cursor
+        cursor = self.seal_cursor(caller, places[:limit][-1], *query) if places else given
+        return (cursor if len(places) > limit else None), cursor
 
     def open_cursor(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
         """Open a cursor that `cursor` made for the same tenant and query."""

@@ -83,18 +83,18 @@ class Lanes:
         Paused lanes are in none: their tasks would be the best ones, and keep others from being found.
         """
         stopped = self.find_stopped(now)
-        found = {frozenset(group - stopped) for ask in {profile_of(ask): ask for ask in claims}.values()
-                 for group in self._groups(ask)}
-        return found - {frozenset()}
+        groups = {frozenset(group - stopped) for ask in {profile_of(ask): ask for ask in claims}.values()
+                  for group in self._groups(ask)}
+        return groups - {frozenset()}
 
     def find_stopped(self, now: float) -> frozenset[int]:
         """Return the lanes that are paused."""
         if self.pauses is None:
             return frozenset()
-        pauses = [one for one in find_pauses(self.pauses, now) if one.worker is None]
-        near = [self.known if one.type is None else self._types.get(one.type, ()) for one in pauses]
-        return frozenset([lane for one, lanes in zip(pauses, near, strict=True) for lane in lanes
-                          if one.stops_lane(*self.known[lane])])
+        pauses = [pause for pause in find_pauses(self.pauses, now) if pause.worker is None]
+        near = [self.known if pause.type is None else self._types.get(pause.type, ()) for pause in pauses]
+        return frozenset([lane for pause, lanes in zip(pauses, near, strict=True) for lane in lanes
+                          if pause.stops_lane(*self.known[lane])])
 
     def _groups(self, ask: wire.LeaseNext) -> tuple[set[int], set[int]]:
         if (profile := profile_of(ask)) not in self._eligible:

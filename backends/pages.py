@@ -41,11 +41,11 @@ class TaskRange(NamedTuple):
 
 def list_ranges(of: queries.TaskFilter) -> list[TaskRange]:
     """Return the ranges each of which has all tasks of a page, without that of the owner."""
-    found = [TaskRange("held")] if of.held else []
+    ranges = [TaskRange("held")] if of.held else []
     asked: tuple[tuple[Any, str | None], ...] = (
         ("summary_prefix", of.summary_prefix), ("status", of.status), ("type", of.type),
         ("type_prefix", of.type_prefix))
-    return found + [TaskRange(by, value) for by, value in asked if value]
+    return ranges + [TaskRange(by, value) for by, value in asked if value]
 
 
 def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str, task_id: str) -> list[str]:
@@ -55,25 +55,25 @@ def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str,
     """
     same = (("t.owner_id", of.owner and of.owner.id), ("t.owner_kind", of.owner and of.owner.kind),
             (f"{state}.status", of.status), ("t.type", of.type))
-    found = [f"{column} = {bind(value)}" for column, value in same if value]
-    found += [] if of.held is None else [f"{state}.held IS {'NOT ' * of.held}NULL"]
+    conditions = [f"{column} = {bind(value)}" for column, value in same if value]
+    conditions += [] if of.held is None else [f"{state}.held IS {'NOT ' * of.held}NULL"]
     for column, prefix in (("t.type", of.type_prefix), ("t.summary", of.summary_prefix)):
         if prefix:
             name = bind(prefix)
-            found.append(f"substr({column}, 1, length({name})) = {name}")
-    return found + limit_age(of, bind, task_id)
+            conditions.append(f"substr({column}, 1, length({name})) = {name}")
+    return conditions + limit_age(of, bind, task_id)
 
 
-def limit_range(of: queries.TaskFilter, one: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
+def limit_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
     """Return the conditions of a range and the order of its index; within the age, where that order is by age.
 
     A prefix is a range and no LIKE: behind row-level security Postgres looks for nothing by an index with LIKE.
     """
-    if one.by in PREFIXED:
-        column = PREFIXED[one.by]
-        return f"{column} >= {bind(one.value)} AND {column} < {bind(queries.end_of(one.value))}", f"{column}, task_id"
-    found = "held IS NOT NULL" if one.by == "held" else f"{one.by} = {bind(one.value)}"
-    return " AND ".join([found, *limit_age(of, bind, "task_id")]), "task_id DESC"
+    if range_.by in PREFIXED:
+        column = PREFIXED[range_.by]
+        return f"{column} >= {bind(range_.value)} AND {column} < {bind(queries.end_of(range_.value))}", f"{column}, task_id"
+    condition = "held IS NOT NULL" if range_.by == "held" else f"{range_.by} = {bind(range_.value)}"
+    return " AND ".join([condition, *limit_age(of, bind, "task_id")]), "task_id DESC"
 
 
 def limit_age(of: queries.TaskFilter, bind: Callable[[str], str], task_id: str) -> list[str]:
@@ -83,8 +83,8 @@ def limit_age(of: queries.TaskFilter, bind: Callable[[str], str], task_id: str) 
 
 def read_leases(rows: Iterable[tuple[Any, ...]], of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
     """Read rows of a task's type and its lease; keep those of the instance, if the worker names one."""
-    found = [(stored.Lease(*row[1:]), row[0]) for row in rows]
-    return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
+    pairs = [(stored.Lease(*row[1:]), row[0]) for row in rows]
+    return [(lease, type) for lease, type in pairs if of.worker.instance_id in (None, lease.worker_instance)]
 
 
 class Pages(ABC):
@@ -147,8 +147,8 @@ class Pages(ABC):
         """
         ranges = list_ranges(of)
         if of.summary_prefix or len(ranges) + (of.owner is not None) > 1:
-            for one in ranges:
-                ids = await self.find_ids(tenant_id, of, one, FEW + 1)
+            for range_ in ranges:
+                ids = await self.find_ids(tenant_id, of, range_, FEW + 1)
                 if len(ids) <= FEW:
                     return await self.read_tasks(tenant_id, of, [TaskRange("age")], ids) if ids else []
         parts = await self.order_ranges(tenant_id, of, ranges)
@@ -158,7 +158,7 @@ class Pages(ABC):
         """Return the ranges that have a page in the order of age, one behind the other where they are several."""
         if of.owner:
             return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(wire.Kind))]
-        first = next((one for one in ranges if one.by != "summary_prefix"), TaskRange("age"))
+        first = next((range_ for range_ in ranges if range_.by != "summary_prefix"), TaskRange("age"))
         if first.by == "type_prefix":
             types = await self.find_types(tenant_id, first.value, MOST_TYPES + 1)
             return [TaskRange("type", type) for type in types] if len(types) <= MOST_TYPES else [TaskRange("age")]
@@ -170,7 +170,7 @@ class Pages(ABC):
         """Return a page of the tasks of some ranges that each are in the order of age; with `ids`, only of these."""
 
     @abstractmethod
-    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, range_: TaskRange, most: int) -> list[str]:
         """Return tasks of a range, in any order."""
 
     @abstractmethod

@@ -591,8 +591,8 @@ def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
     """Return the number of a file's schema (0 if it has none), and the digest of its first migration if stored."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return 0, None
-    said = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
-    return int(said.get("schema_version", 0)), said.get(FIRST)
+    meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
+    return int(meta.get("schema_version", 0)), meta.get(FIRST)
 
 
 def store_version(db: sqlite3.Connection, version: int) -> None:
@@ -673,12 +673,12 @@ class FileLock:
         os.close(self.file)
 
 
-def describe_holder(said: bytes) -> str:
+def describe_holder(content: bytes) -> str:
     """Return the process id and address in a lock file as text."""
-    found = re.match(rb"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", said)
-    if not found:
+    match = re.match(rb"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", content)
+    if not match:
         return ""
-    return f": process {int(found[1])}{f' at {found[2].decode()}' if found[2] else ''}"
+    return f": process {int(match[1])}{f' at {match[2].decode()}' if match[2] else ''}"
 
 
 def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
@@ -708,14 +708,14 @@ def copy_pages(source: str, target: str, told: Callable[[int, int], None] | None
 
 def path_of(url: str) -> str:
     """Return the path in a URL: sqlite:///relative.db, sqlite:////absolute.db."""
-    if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
+    if not (match := re.fullmatch(r"sqlite:///([^?#]+)", url)):
         raise errors.StartupError(
             "the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
             f"not {url}")
-    if found[1] == ":memory:":
+    if match[1] == ":memory:":
         raise errors.StartupError(f"{url} would be a database that is forgotten: if that is what you want, say memory:")
     # The logs and the lock are beside the file, as SQLite's own log is, whatever link leads to it.
-    return os.path.realpath(found[1]) if os.path.islink(found[1]) else found[1]
+    return os.path.realpath(match[1]) if os.path.islink(match[1]) else match[1]
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:

@@ -37,11 +37,11 @@ class Holder(NamedTuple):
 def read_holder(path: str) -> Holder | None:
     """Return who serves a file; the lock itself is not touched, or a gate that starts now would be refused."""
     try:
-        said = Path(f"{path}.lock").read_text()
+        content = Path(f"{path}.lock").read_text()
     except (OSError, ValueError):
         return None
-    found = re.match(r"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", said)
-    return Holder(int(found[1]), found[2] or "", is_alive(int(found[1]))) if found else None
+    match = re.match(r"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", content)
+    return Holder(int(match[1]), match[2] or "", is_alive(int(match[1]))) if match else None
 
 
 def is_alive(pid: int) -> bool:

@@ -363,17 +363,17 @@ def select_tasks(tenant_id: str, of: queries.TaskFilter, ranges: list[pages.Task
     also += [f"t.task_id IN (SELECT value FROM json_each({bind(json.dumps(ids))}))"] if ids else []
     led = NAMED.replace("FROM tasks AS t", f"FROM tasks AS t INDEXED BY {LED_BY[ranges[0].by]}")
     column = {"owner": "t.owner_kind", "type": "t.type"}.get(ranges[0].by)
-    narrow = ([f"{column} = {bind(one.value)}"] if one.value else [] for one in ranges)
+    narrow = ([f"{column} = {bind(range_.value)}"] if range_.value else [] for range_ in ranges)
     parts = [f"{' AND '.join([led, *also, *more])} ORDER BY t.task_id DESC LIMIT {of.limit:d}" for more in narrow]
     return queries.merge_parts(parts, of.limit), given
 
 
-def select_ids(tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> tuple[str, list[str]]:
+def select_ids(tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> tuple[str, list[str]]:
     """Return the query for the ids of the tasks of a range, and its parameters."""
     given = [tenant_id]
     bind = make_binder(given)
-    conditions, order = pages.limit_range(of, one, bind)
-    return (f"SELECT task_id FROM tasks INDEXED BY {LED_BY[one.by]} WHERE tenant_id = ?1 AND {conditions} "
+    conditions, order = pages.limit_range(of, range_, bind)
+    return (f"SELECT task_id FROM tasks INDEXED BY {LED_BY[range_.by]} WHERE tenant_id = ?1 AND {conditions} "
             f"ORDER BY {order} LIMIT {most:d}"), given
 
 
@@ -514,12 +514,13 @@ class SqliteTables(pages.Pages):
         many(ADD_LEASE, [astuple(lease) for lease in work.leased.values()])
         many(ADD_PROGRESS, [astuple(progress) for progress in work.progressed.values()])
         before = self.db.total_changes
-        many(ADD_RECEIPT, [(*astuple(one)[:RECEIPT], one.parents[0] if one.parents else None) for one in written])
+        many(ADD_RECEIPT,
+             [(*astuple(receipt)[:RECEIPT], receipt.parents[0] if receipt.parents else None) for receipt in written])
         stored_bytes = self._measure_bodies(work, self.db.total_changes - before)
         if (meter := measure_use(work, sum([move[5] for move in moves]), stored_bytes)) is not None:
             many(COUNT_USE, [astuple(meter)])
         many(ADD_POSTED, [(*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()])
-        many(ADD_EDGE, [(one.receipt_id, parent) for one in written for parent in one.parents[1:]])
+        many(ADD_EDGE, [(receipt.receipt_id, parent) for receipt in written for parent in receipt.parents[1:]])
         many(ADD_OBLIGATION, [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()])
         many(DISCHARGE, [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()])
         many(ADD_EVENT, [astuple(event) for event in work.events.values()])
@@ -576,9 +577,9 @@ class SqliteTables(pages.Pages):
         """Return the types of tasks that begin so."""
         return [row[0] for row in await self._rows(TYPES_OF, tenant_id, prefix, queries.end_of(prefix), most)]
 
-    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> list[str]:
         """Return tasks of a range."""
-        sql, given = select_ids(tenant_id, of, one, most)
+        sql, given = select_ids(tenant_id, of, range_, most)
         return [row[0] for row in await self._rows(sql, *given)]
 
     async def find_leases(self, tenant_id: str, of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
@@ -739,12 +740,12 @@ class SqliteTables(pages.Pages):
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the tasks and schedules that upkeep must check, by tenant."""
-        found = []
+        tenants = []
         for (tenant_id,) in await self._rows(LATE_TENANTS, now, now - grace):
             tasks = [row[0] for row in await self._rows(LOST, tenant_id, now, now - grace, limit)]
             schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
-            found.append((tenant_id, tasks, schedules))
-        return found
+            tenants.append((tenant_id, tasks, schedules))
+        return tenants
 
     async def depths(self, now: float) -> list[stored.Depth]:
         """Return what the queues of all tenants have by type."""

@@ -119,8 +119,8 @@ def random_text(length: int) -> str:
 def read_memory(pid: int) -> tuple[int | None, int | None]:
     """Return the current and the peak memory of a process, in KiB."""
     with contextlib.suppress(OSError):
-        said = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return int(said["VmRSS"].split()[0]), int(said["VmHWM"].split()[0])
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(status["VmRSS"].split()[0]), int(status["VmHWM"].split()[0])
     return None, None
 
 

@@ -77,15 +77,15 @@ async def main() -> None:
     """Run both in turns, the one that goes first by turns too, and print the medians."""
     with tempfile.TemporaryDirectory() as folder:
         async with open_gate(folder, False) as off, open_gate(folder, True) as on:
-            found: dict[bool, list[float]] = {False: [], True: []}
+            times: dict[bool, list[float]] = {False: [], True: []}
             for number in range(MEASURED_TURNS):
                 for enabled in (False, True) if number % 2 else (True, False):
-                    found[enabled].append(await run_cycles(on if enabled else off, CYCLES))
+                    times[enabled].append(await run_cycles(on if enabled else off, CYCLES))
             scrape = await measure_scrape(on)
-    shares = [counting / plain for plain, counting in zip(found[False], found[True], strict=True)]
-    sys.stdout.write(f"CPU of a cycle: {median(found[False]) * 1e6:.0f} µs without metrics, "
-                     f"{median(found[True]) * 1e6:.0f} µs with them; median ratio of {MEASURED_TURNS} turns "
-                     f"{median(shares):.3f}, of the least of each {min(found[True]) / min(found[False]):.3f}\n"
+    shares = [counting / plain for plain, counting in zip(times[False], times[True], strict=True)]
+    sys.stdout.write(f"CPU of a cycle: {median(times[False]) * 1e6:.0f} µs without metrics, "
+                     f"{median(times[True]) * 1e6:.0f} µs with them; median ratio of {MEASURED_TURNS} turns "
+                     f"{median(shares):.3f}, of the least of each {min(times[True]) / min(times[False]):.3f}\n"
                      f"CPU of a scrape: {scrape * 1e3:.1f} ms\n")
 
 

@@ -175,7 +175,7 @@ async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamR
 
 def format_verdict(rows: list[Figures]) -> str:
     """Compare the measured tenant beside each attack with itself beside the same attack on another gate."""
-    places = dict.fromkeys(one.database for one in rows if one.rival and not one.database.endswith(ELSEWHERE))
+    places = dict.fromkeys(row.database for row in rows if row.rival and not row.database.endswith(ELSEWHERE))
     if not places:
         raise Failed("nothing was measured")
     p50, p99 = ({place: find_worst_ratio(rows, place, of) for place in places} for of in ("p50_ms", "p99_ms"))
@@ -185,6 +185,6 @@ def format_verdict(rows: list[Figures]) -> str:
 
 def find_worst_ratio(rows: list[Figures], place: str, of: str) -> float:
     """Return the highest time beside an attack, in multiples of that beside the control."""
-    here, control = ([getattr(one, of) for one in rows if one.database == where and one.rival]
+    here, control = ([getattr(row, of) for row in rows if row.database == where and row.rival]
                      for where in (place, place + ELSEWHERE))
     return max(float(mine / theirs) for mine, theirs in zip(here, control, strict=True))

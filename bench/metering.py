@@ -67,16 +67,16 @@ async def main() -> None:
     """Run both in turns, the one that goes first by turns too, and print the medians; then the month."""
     with tempfile.TemporaryDirectory() as folder:
         async with open_gate(folder, False) as off, open_gate(folder, True) as on:
-            found: dict[bool, list[float]] = {False: [], True: []}
+            times: dict[bool, list[float]] = {False: [], True: []}
             for number in range(TURNS):
                 for metered in (False, True) if number % 2 else (True, False):
-                    found[metered].append(await counting.run_cycles(on if metered else off, counting.CYCLES))
+                    times[metered].append(await counting.run_cycles(on if metered else off, counting.CYCLES))
         async with open_gate(folder, True) as gate:
             cycle, closing = await pass_month(gate)
-    shares = [metering / plain for plain, metering in zip(found[False], found[True], strict=True)]
-    least = min(found[True]) / min(found[False])
+    shares = [metering / plain for plain, metering in zip(times[False], times[True], strict=True)]
+    least = min(times[True]) / min(times[False])
     sys.stdout.write(
-        f"CPU of a cycle: {median(found[False]) * 1e6:.0f} µs unmetered, {median(found[True]) * 1e6:.0f} µs metered; "
+        f"CPU of a cycle: {median(times[False]) * 1e6:.0f} µs unmetered, {median(times[True]) * 1e6:.0f} µs metered; "
         f"median ratio of {TURNS} turns {median(shares):.3f}, of the least of each {least:.3f}\n"
         f"a month of {PERIODS} periods: {closing * 1e6:.0f} µs to close one, beside {cycle * 1e6:.0f} µs of its cycle; "
         f"of one cycle a second that is {closing / cycle / PERIOD_SECONDS:.5f}\n")

@@ -38,11 +38,13 @@ def name_program(pause_ms: float) -> tuple[str, ...]:
 
 def compare_clients(rows: list[Figures]) -> Iterator[str]:
     """Compare the completed tasks of several clients with those of the fewest."""
-    ends = sorted((one for one in rows if one.operation in COMPLETIONS), key=lambda one: (one.mode, one.clients))
-    for one in ends:
-        fewest = next(other for other in ends if other.mode == one.mode)
-        if one is not fewest:
-            yield (f"{one.mode}, {count_clients(one.clients)}: {one.tasks_per_second / fewest.tasks_per_second:.1f} × "
+    ends = sorted((row for row in rows if row.operation in COMPLETIONS),
+                  key=lambda figures: (figures.mode, figures.clients))
+    for figures in ends:
+        fewest = next(other for other in ends if other.mode == figures.mode)
+        if figures is not fewest:
+            yield (f"{figures.mode}, {count_clients(figures.clients)}: "
+                   f"{figures.tasks_per_second / fewest.tasks_per_second:.1f} × "
                    f"the cycles/s of {count_clients(fewest.clients)}")
 
 

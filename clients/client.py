@@ -127,9 +127,9 @@ class AsyncGate(operations.AsyncOperations):
         `needs` are the capabilities that a worker must have.  By default (`result_delivery="inline"`) the worker only
         has to store the result in the gate.
         """
-        said: dict[str, Any] = {"result_delivery": "inline", **terms}
+        fields: dict[str, Any] = {"result_delivery": "inline", **terms}
         wanted = {"capabilities": sort_names(needs)} if needs else None
-        made = await self.create_task(type, payload=payload, requirements=wanted, idempotency_key=key, **said)
+        made = await self.create_task(type, payload=payload, requirements=wanted, idempotency_key=key, **fields)
         if made.payload_differs:
             log.warning("the key %r made task %s from another request; that task is returned", key, made.task_id)
         for warning in made.warnings or ():
@@ -166,10 +166,10 @@ class AsyncGate(operations.AsyncOperations):
 
     # Calling.
 
-    async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
+    async def ask(self, operation: str, reply: type[R], arguments: dict[str, Any]) -> R:
         """Call an operation and return its reply; `reply` is the type of this operation's replies."""
-        needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a valid payload
-        fields = {name: value for name, value in said.items()
+        needed = {"payload"} if arguments.get("payload_pointer") is None else set()      # None is a valid payload
+        fields = {name: value for name, value in arguments.items()
                   if name != "self" and (value is not None or name in needed)}
         made: R = (await self.send(operation, fields)).decoded
         return made

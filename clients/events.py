@@ -31,8 +31,9 @@ def parse_event(block: bytes) -> StreamEvent | None:
 
     Only a line feed ends a line: other line ends of Unicode may stand within JSON.
     """
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in block.decode("utf-8", "replace").split("\n"):
         name, _, value = line.partition(":")
-        said[name] = value.removeprefix(" ")
-    return StreamEvent(said.get("event", "message"), said["data"], said.get("id", "")) if "data" in said else None
+        fields[name] = value.removeprefix(" ")
+    return StreamEvent(fields.get("event", "message"), fields["data"],
+                       fields.get("id", "")) if "data" in fields else None

@@ -17,8 +17,8 @@ def encode_finite(value: Any, name: str = "") -> bytes:
     text = msgspec.json.encode(value, enc_hook=dump_model)
     if b"null" in text:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=leave_out)
-        if found := find_infinite(plain, name):
-            raise ValueError(f"{found}: JSON has no such number")
+        if flaw := find_infinite(plain, name):
+            raise ValueError(f"{flaw}: JSON has no such number")
     return text
 
 
@@ -46,11 +46,11 @@ def find_infinite(value: Any, name: str = "") -> str:
     """Return where a plain JSON value has a NaN or an infinity, and which; an empty text if it has none."""
     left = [(name, value)]
     while left:
-        path, one = left.pop()
-        if isinstance(one, float) and not math.isfinite(one):
-            return f"{path or 'the value'} is {one}"
-        if isinstance(one, Mapping):
-            left += [(f"{path}.{key}" if path else str(key), inner) for key, inner in one.items()]
-        elif isinstance(one, list | tuple | set | frozenset):
-            left += [(f"{path}[{at}]", inner) for at, inner in enumerate(one)]
+        path, node = left.pop()
+        if isinstance(node, float) and not math.isfinite(node):
+            return f"{path or 'the value'} is {node}"
+        if isinstance(node, Mapping):
+            left += [(f"{path}.{key}" if path else str(key), inner) for key, inner in node.items()]
+        elif isinstance(node, list | tuple | set | frozenset):
+            left += [(f"{path}[{at}]", inner) for at, inner in enumerate(node)]
     return ""

@@ -59,7 +59,7 @@ class Refusal(Exception):
     def __init__(self, status: int, body: Mapping[str, Any], retry_after: float | None = None) -> None:
         super().__init__(str(body.get("message") or body.get("detail") or f"the answer has the status {status}"))
         self.status, self.code, self.retry_after = status, str(body.get("error") or "unexpected_answer"), retry_after
-        self.more = {name: said for name, said in body.items() if name not in ("error", "message", "detail")}
+        self.more = {name: value for name, value in body.items() if name not in ("error", "message", "detail")}
 
     @property
     def message(self) -> str:
@@ -116,19 +116,19 @@ class Exchange:
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request that calls an operation: path from the ids, the rest as query or as JSON body."""
         verb, path = CALLS[operation].verb, CALLS[operation].path
-        said = {name: value for name, value in fields.items() if value is not None or name == "payload"}
-        for name in [name for name in said if f"{{{name}}}" in path]:
-            path = path.replace(f"{{{name}}}", quote_id(name, str(said.pop(name))))
+        arguments = {name: value for name, value in fields.items() if value is not None or name == "payload"}
+        for name in [name for name in arguments if f"{{{name}}}" in path]:
+            path = path.replace(f"{{{name}}}", quote_id(name, str(arguments.pop(name))))
         if "{" in path:
             raise ValueError(f"{operation} needs the argument {path.partition('{')[2].partition('}')[0]}")
-        wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
+        wait = float(arguments.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
         request = {"method": verb, "url": self.url + path, "timeout": self.patience_seconds + wait}
         headers = {} if self.tracing is None else self.tracing.inject({})
         if verb == "GET":
-            params = {name: format_query_value(value) for name, value in said.items()}
+            params = {name: format_query_value(value) for name, value in arguments.items()}
             return {**request, "params": params, "headers": headers}
         headers["content-type"] = "application/json"
-        return {**request, "content": encode_request(said), "headers": headers}
+        return {**request, "content": encode_request(arguments), "headers": headers}
 
     def reply(self, operation: str, response: httpx2.Response) -> CheckedReply:
         """Read a successful answer; raise NotAGate for one of another server, Refusal for any other."""
@@ -207,10 +207,10 @@ def find_decoder(reply: Any) -> msgspec.json.Decoder[Any]:
 def read_object(content: bytes) -> dict[str, Any]:
     """Read a JSON object; return an empty one for anything else."""
     try:
-        found = msgspec.json.decode(content)
+        body = msgspec.json.decode(content)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return body if isinstance(body, dict) else {}
 
 
 def quote_id(name: str, id: str) -> str:
@@ -259,12 +259,12 @@ def is_private(where: SplitResult) -> bool:
             or os.environ.get("ASYNCGATE_PLAIN_HTTP", "").lower() in ("1", "true", "yes"))
 
 
-def explain_bad_address(url: str, said: str) -> str:
+def explain_bad_address(url: str, text: str) -> str:
     """Explain what is wrong with an address, if the transport's error is about that; else return an empty text."""
-    if "CERTIFICATE_VERIFY_FAILED" in said:
-        why = said.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "it is not trusted"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "it is not trusted"
         return f"the certificate of {url} is refused: {why}; to trust another authority, name its file in SSL_CERT_FILE"
-    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in said or "record layer failure" in said.lower()):
+    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in text or "record layer failure" in text.lower()):
         return f"{url} does not speak TLS; is its address {url.replace('https', 'http', 1)}?"
     return ""
 
@@ -304,15 +304,15 @@ def longest_after(failures: int) -> float:
     return min(SHORT_PAUSE * 2.0 ** min(failures - SHORT_PAUSES, 16), LONGEST_PAUSE)
 
 
-def read_retry_after(said: Any) -> float | None:
+def read_retry_after(header: Any) -> float | None:
     """Return the seconds that a Retry-After header asks for (a number or a date); None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     with contextlib.suppress(ValueError):
-        seconds = float(str(said))
+        seconds = float(str(header))
         return seconds if 0 <= seconds < inf else None
     with contextlib.suppress(ValueError, OverflowError):
-        moment = parsedate_to_datetime(str(said))
+        moment = parsedate_to_datetime(str(header))
         return max((moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
     return None
 

@@ -93,8 +93,8 @@ class LoopThread(Generic[T]):
         """Yield what an asynchronous iterator yields."""
         async def step() -> list[R]:
             return [item async for item in first_of(items)]
-        while found := self.run(step()):
-            yield from found
+        while page := self.run(step()):
+            yield from page
 
 
 async def first_of(items: AsyncIterator[R]) -> AsyncIterator[R]:
@@ -150,9 +150,9 @@ class SyncGate(operations.SyncOperations):
         other.gate = self.gate.speaking_as(agent_id=agent_id, worker_id=worker_id)
         return other
 
-    def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
+    def ask(self, operation: str, reply: type[R], arguments: dict[str, Any]) -> R:
         """Call an operation and return its reply; `reply` is the type of this operation's replies."""
-        return self.loop_thread.run(self.gate.ask(operation, reply, said))
+        return self.loop_thread.run(self.gate.ask(operation, reply, arguments))
 
     def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation by its name and return its reply as plain JSON values."""

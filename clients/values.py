@@ -100,7 +100,7 @@ def find_opaque(type: Any, seen: tuple[Any, ...] = ()) -> type[Any] | None:
     try:
         return find_custom(shapes.type_info(type), [])
     except TypeError:       # a union that msgspec cannot read, though it may write each of its members
-        return next((found for inner in get_args(type) if (found := find_opaque(inner, (*seen, type)))), None)
+        return next((opaque for inner in get_args(type) if (opaque := find_opaque(inner, (*seen, type)))), None)
 
 
 def find_custom(shape: Any, seen: list[Any]) -> type[Any] | None:
@@ -113,4 +113,5 @@ def find_custom(shape: Any, seen: list[Any]) -> type[Any] | None:
     inner = [getattr(shape, name, None) for name in ("item_type", "key_type", "value_type", "type")]
     inner += [*getattr(shape, "types", ()), *getattr(shape, "item_types", ()),
               *[field.type for field in getattr(shape, "fields", ())]]
-    return next((found for one in inner if isinstance(one, shapes.Type) and (found := find_custom(one, seen))), None)
+    return next((custom for part in inner if isinstance(part, shapes.Type) and (custom := find_custom(part, seen))),
+                None)

@@ -51,8 +51,8 @@ class McpWay(http.Exchange):
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call the tool of an operation and return its reply, checked; raises Refusal or Unreachable."""
-        said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
-        arguments = msgspec.json.decode(encode_finite(said))
+        members = {k: v for k, v in fields.items() if v is not None or k == "payload"}
+        arguments = msgspec.json.decode(encode_finite(members))
         try:
             told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:
@@ -119,9 +119,9 @@ def make_refusal(status: int, body: dict[str, Any]) -> http.Refusal:
 
 def find_status(code: str) -> int:
     """Return the HTTP status of an error code, which MCP does not transmit."""
-    found: list[type[errors.GateError]] = [errors.GateError]
-    for kind in found:
+    classes: list[type[errors.GateError]] = [errors.GateError]
+    for kind in classes:
         if kind.code == code:
             return kind.status
-        found += kind.__subclasses__()
+        classes += kind.__subclasses__()
     return 500

@@ -61,8 +61,8 @@ def make_action(action: str, text: str, *more: click.Option) -> None:
     def run(at: Connection, as_json: bool, yes: bool, failed: bool = False, **asked: Any) -> None:
         if failed:
             asked["status"] = "failed"
-        said = {name: value for name, value in asked.items() if value is not None}
-        sys.exit(preview_and_run(at, {"action": action, **said}, yes, as_json))
+        filters = {name: value for name, value in asked.items() if value is not None}
+        sys.exit(preview_and_run(at, {"action": action, **filters}, yes, as_json))
 
     params = [*more, *FILTERS, *run.__click_params__[::-1]]     # type: ignore[attr-defined]
     bulk.add_command(click.Command(action, params=params, callback=run, help=text))
@@ -87,16 +87,16 @@ def go_on(at: Connection, confirmation: str, as_json: bool) -> None:
 def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: bool) -> int:
     """Count the tasks, ask, and do it; return the exit status."""
     with calling.connect_to_gate(at) as gate:
-        found = gate.call("preview_bulk", **asked)
-        if not found["matches"]:
+        preview = gate.call("preview_bulk", **asked)
+        if not preview["matches"]:
             print_answer(as_json, {"matches": 0}, "there is no such task")
             return 0
         if not as_json:
-            show_table(COLUMNS, found["sample"])
-        number = f"{'at least ' * found['at_least']}{say_count(found['matches'], 'task')}"
-        if not yes and not ask(f"{number}: {QUESTIONS[found['action']]}"):
+            show_table(COLUMNS, preview["sample"])
+        number = f"{'at least ' * preview['at_least']}{say_count(preview['matches'], 'task')}"
+        if not yes and not ask(f"{number}: {QUESTIONS[preview['action']]}"):
             return calling.EXIT_WRONG
-        return run_to_end(gate, found["confirmation"], None if found["at_least"] else found["matches"], as_json)
+        return run_to_end(gate, preview["confirmation"], None if preview["at_least"] else preview["matches"], as_json)
 
 
 def ask(question: str) -> bool:

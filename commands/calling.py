@@ -192,10 +192,10 @@ class CommandHttp(http.Http):
     def _find_whole(self, short: ShortId) -> str:
         """Return the id that is meant; exits if several are.  If none is, the gate refuses the call that follows."""
         try:
-            found = msgspec.json.decode(super().send("find_id", {"part": str(short)}).content)["found"]
+            matches = msgspec.json.decode(super().send("find_id", {"part": str(short)}).content)["found"]
         except http.Refusal:         # an older gate, or a credential that may read no tasks
             return str(short)
-        ids = [one["id"] for one in found if one["kind"] == short.kind]
+        ids = [match["id"] for match in matches if match["kind"] == short.kind]
         if len(ids) > 1 and short not in ids:
             candidates = ", ".join(map(escape_text, ids))
             raise exit_with(f"{escape_text(short)} is the short form of {len(ids)} {short.kind}s: {candidates}; give "
@@ -315,8 +315,8 @@ def shorten_help(command: click.Command, most: int) -> str:
     return begun if len(text) > most and begun and not rest.startswith(("and ", "or ")) else text
 
 
-def suggest_names(said: str, names: list[str]) -> str:
+def suggest_names(word: str, names: list[str]) -> str:
     """Return a hint with the names that are similar to an unknown one."""
-    said = said.replace("_", "-")
-    near = get_close_matches(said, names, 3) or [name for name in names if said in name][:3]
+    word = word.replace("_", "-")
+    near = get_close_matches(word, names, 3) or [name for name in names if word in name][:3]
     return f" Did you mean {' or '.join(near)}?" if near else ""

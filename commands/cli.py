@@ -168,7 +168,7 @@ def find_form(kind: inspect.Type) -> OptionForm:
         form = inner.says if inner.repeats or inner.type is calling.MOMENT or not described else ""
         return OptionForm(inner.type, inner.repeats, "; ".join(filter(None, [described, form])))
     if isinstance(kind, inspect.UnionType):
-        return next(find_form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+        return next(find_form(type_) for type_ in kind.types if not isinstance(type_, inspect.NoneType))
     if isinstance(kind, inspect.LiteralType):
         return OptionForm(click.Choice([str(value) for value in kind.values]))
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and find_form(kind.item_type).type is click.STRING:
@@ -184,8 +184,8 @@ def list_fields(takes: type[wire.Ask]) -> dict[str, inspect.Field]:
     """Return the fields of a request by name: required ones first, those that name the caller last."""
     info = inspect.type_info(takes)
     assert isinstance(info, inspect.StructType)
-    found = {field.name: field for field in info.fields}
-    return dict(sorted(found.items(),
+    fields = {field.name: field for field in info.fields}
+    return dict(sorted(fields.items(),
                        key=lambda item: (wire.names_caller(takes, item[0]), not is_needed(takes, item[1]))))
 
 
@@ -270,9 +270,9 @@ def make_command(op: Operation) -> click.Command:
             every_seconds: float | None = None, **given: Any) -> None:
         if whose := given.pop("whose", None):
             given["tenant"] = given.get("tenant") or whose
-        said = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
-                if value not in (None, (), "")}
-        body = {**read_data(op, fields, data), **said}
+        arguments = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
+                     if value not in (None, (), "")}
+        body = {**read_data(op, fields, data), **arguments}
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
@@ -546,16 +546,17 @@ def openapi() -> None:
         (*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
 
 
-def check_seals(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+def check_seals(ctx: click.Context, param: click.Parameter, seals: tuple[str, ...]) -> tuple[str, ...]:
     """Check that each given seal is complete: a part of a hash proves nothing."""
-    for one in said:
-        number, _, digest = one.partition(":")
+    for seal in seals:
+        number, _, digest = seal.partition(":")
         if not number.isdecimal() or not re.fullmatch(r"[0-9a-f]*", digest):
-            raise click.BadParameter(f"{one!r} is not a seal: use NUMBER:HASH, as printed by `asyncgate seal-receipts`")
+            raise click.BadParameter(
+                f"{seal!r} is not a seal: use NUMBER:HASH, as printed by `asyncgate seal-receipts`")
         if len(digest) != SEAL_DIGITS:
             raise click.BadParameter(f"the hash of seal {number} must have {SEAL_DIGITS} digits; {digest!r} has "
                                      f"{len(digest)}")
-    return said
+    return seals
 
 
 @commands.command()
@@ -580,12 +581,12 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
         if not as_json:
             verdicts.print_verdict(verdict, mask_credentials(url))
         from asyncgate.commands import verify_ledger as part
-        found = asyncio.run(part.verify_seals(readable, configured.settings, anchors))
+        report = asyncio.run(part.verify_seals(readable, configured.settings, anchors))
     if as_json:
-        verdicts.print_verdict(verdict, mask_credentials(url), as_json, ledger=part.make_seal_report(found))
+        verdicts.print_verdict(verdict, mask_credentials(url), as_json, ledger=part.make_seal_report(report))
     else:
-        part.print_seal_report(found, mask_credentials(url))
-    sys.exit(calling.EXIT_BROKEN if verdict.problems or found.problems else 0)
+        part.print_seal_report(report, mask_credentials(url))
+    sys.exit(calling.EXIT_BROKEN if verdict.problems or report.problems else 0)
 
 
 def require_database(url: str, hint: str = "--database names another") -> str:

@@ -80,7 +80,7 @@ def annotate(kind: Any, *, asked: bool) -> str:
                         for meta in get_args(kind)[1:])
         return "Mapping[str, Any]" if asked and is_object else annotate(get_args(kind)[0], asked=asked)
     if get_origin(kind) in (Union, UnionType):
-        return " | ".join(dict.fromkeys(annotate(one, asked=asked) for one in get_args(kind)))
+        return " | ".join(dict.fromkeys(annotate(part, asked=asked) for part in get_args(kind)))
     if get_origin(kind) is Literal:
         return CHOICES.get(get_args(kind)) or f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     if get_origin(kind) in (list, frozenset):
@@ -96,8 +96,8 @@ def list_plain_types(kind: Any) -> Iterator[Any]:
     """Yield the plain types in a type."""
     if not get_args(kind) or get_origin(kind) is Literal:
         yield kind
-    for one in get_args(kind) if get_origin(kind) is not Annotated else get_args(kind)[:1]:
-        yield from list_plain_types(one)
+    for part in get_args(kind) if get_origin(kind) is not Annotated else get_args(kind)[:1]:
+        yield from list_plain_types(part)
 
 
 def is_struct(kind: Any) -> bool:
@@ -118,15 +118,16 @@ def list_field_types(kind: type[Struct]) -> Iterator[Any]:
 
 def sort_structs(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
     """Return Structs and the Structs in them, in order of definition."""
-    found: dict[type[Struct], None] = {}
+    structs: dict[type[Struct], None] = {}
     for kind in kinds:
-        found |= dict.fromkeys([*sort_structs(part for part in list_field_types(kind) if is_struct(part)), kind])
-    return list(found)
+        structs |= dict.fromkeys([*sort_structs(part for part in list_field_types(kind) if is_struct(part)), kind])
+    return list(structs)
 
 
 def holds_json(kind: type[Struct]) -> bool:
     """Whether a reply contains arbitrary JSON, which the client returns as a plain value."""
-    return any(one is Raw or (is_struct(one) and holds_json(one)) for one in list_field_types(kind))
+    return any(field_type is Raw or (is_struct(field_type) and holds_json(field_type))
+               for field_type in list_field_types(kind))
 
 
 def allows_null(hint: Any) -> bool:
@@ -139,28 +140,28 @@ def allows_null(hint: Any) -> bool:
 
 def render_reply(kind: type[Struct]) -> str:
     """Return the source of a reply's Struct."""
-    lines = [f"    {one.name}: {annotate(read_hints(kind)[one.name], asked=False)}{render_default(kind, one)}"
-             for one in fields(kind)]
+    lines = [f"    {field.name}: {annotate(read_hints(kind)[field.name], asked=False)}{render_default(kind, field)}"
+             for field in fields(kind)]
     return "\n".join([f"class {kind.__name__}(Struct, kw_only=True):", f'    """{first_line(kind)}"""', "", *lines])
 
 
-def render_default(kind: type[Struct], one: FieldInfo) -> str:
+def render_default(kind: type[Struct], field: FieldInfo) -> str:
     """Return the default of a reply's field: a nullable field may be absent, as in the reply of an older gate."""
-    if one.encode_name != one.name:
-        return f' = field(name="{one.encode_name}")'
-    if allows_null(read_hints(kind)[one.name]) or (one.default_factory is wire.nothing):
+    if field.encode_name != field.name:
+        return f' = field(name="{field.encode_name}")'
+    if allows_null(read_hints(kind)[field.name]) or (field.default_factory is wire.nothing):
         return " = None"
-    if one.default is not NODEFAULT:
-        return f" = {one.default!r}"
-    return " = []" if one.default_factory is list else ""
+    if field.default is not NODEFAULT:
+        return f" = {field.default!r}"
+    return " = []" if field.default_factory is list else ""
 
 
 def render_shape(kind: type[Struct], name: str, base: str, of: list[FieldInfo], says: str) -> str:
     """Return the source of a TypedDict for a part of a request."""
     needed = getattr(kind, "needed", ())
-    types = {one.name: annotate(read_hints(kind)[one.name], asked=True) for one in of}
-    lines = [f"    {one.name}: Required[{types[one.name]}]" if one.required or one.name in needed else
-             f"    {one.name}: {types[one.name]}" for one in of]
+    types = {field.name: annotate(read_hints(kind)[field.name], asked=True) for field in of}
+    lines = [f"    {field.name}: Required[{types[field.name]}]" if field.required or field.name in needed else
+             f"    {field.name}: {types[field.name]}" for field in of]
     return "\n".join([f"class {name}({base}, total=False):", f'    """{says}"""', "", *lines])
 
 
@@ -168,8 +169,8 @@ def render_shapes(kind: type[Struct]) -> list[str]:
     """Return the source of the TypedDicts for a part of a request; `submit` gets its own for a new task."""
     if kind is not wire.CreateTask:
         return [render_shape(kind, kind.__name__, "TypedDict", [*fields(kind)], first_line(kind))]
-    terms = [one for one in fields(kind) if one.name not in SUBMITTED]
-    rest = [one for one in fields(kind) if one.name in SUBMITTED]
+    terms = [field for field in fields(kind) if field.name not in SUBMITTED]
+    rest = [field for field in fields(kind) if field.name in SUBMITTED]
     return [render_shape(kind, "TaskTerms", "TypedDict", terms, "Fields of a task, besides its type and payload."),
             render_shape(kind, kind.__name__, "TaskTerms", rest, first_line(kind))]
 
@@ -184,11 +185,11 @@ def first_line(kind: type[Struct]) -> str:
 
 def render_arguments(op: Operation) -> list[str]:
     """Return the arguments of a method: required, optional, then the caller's."""
-    types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
-    first = [one.name for one in fields(op.takes) if one.required or one.name in op.takes.needed]
+    types = {field.name: annotate(op.reader.fields[field.name], asked=True) for field in fields(op.takes)}
+    first = [field.name for field in fields(op.takes) if field.required or field.name in op.takes.needed]
     rest = sorted((name for name in types if name not in first), key=partial(wire.names_caller, op.takes))
-    said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
-    return ["self", *said, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]
+    parameters = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
+    return ["self", *parameters, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]
 
 
 def make_optional(spelling: str) -> str:
@@ -203,8 +204,8 @@ def render_method(op: Operation, define: str, wait: str) -> str:
     gives = op.gives.__name__
     paragraphs = (" ".join(paragraph.split()) for paragraph in op.text.strip().split("\n\n"))
     text = "\n\n".join(textwrap.fill(paragraph, WIDE - 8) for paragraph in paragraphs)
-    said = f'"""{op.summary}' + (f"\n\n{text}\n" if text else "") + '"""'
-    body = f'{said}\nreturn {wait}self.ask("{op.name}", {gives}, locals())'
+    docstring = f'"""{op.summary}' + (f"\n\n{text}\n" if text else "") + '"""'
+    body = f'{docstring}\nreturn {wait}self.ask("{op.name}", {gives}, locals())'
     return (f"    {define} {op.name}(\n{textwrap.indent(taken, ' ' * 8)},\n    ) -> {gives}:\n"
             + textwrap.indent(body, " " * 8))
 
@@ -239,9 +240,9 @@ def render_imports(text: str) -> str:
 
 def is_own(module: Any, name: str) -> bool:
     """Whether a module declares a name itself: a reply without JSON, or a choice."""
-    found = vars(module).get(name)
-    choice = get_origin(found) is Literal and (module is wire or name not in vars(wire))
-    return choice or (is_struct(found) and found.__module__ == module.__name__)
+    member = vars(module).get(name)
+    choice = get_origin(member) is Literal and (module is wire or name not in vars(wire))
+    return choice or (is_struct(member) and member.__module__ == module.__name__)
 
 
 def render_calls(ops: Sequence[Operation]) -> str:

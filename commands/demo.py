@@ -100,8 +100,8 @@ class Stage:
     def _address(self) -> str | None:
         if (status := self.children["server"].poll()) is not None:
             raise DemoFailed(f"the server ended with status {status}")
-        _, found, rest = self.log.read_text(errors="replace").partition(" serves ")
-        return rest.split()[0] if found and "\n" in rest else None
+        _, separator, rest = self.log.read_text(errors="replace").partition(" serves ")
+        return rest.split()[0] if separator and "\n" in rest else None
 
     def run(self, name: str, *arguments: str) -> None:
         """Start a part in a separate process."""

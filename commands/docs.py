@@ -48,13 +48,13 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     show_page(chosen) if chosen else list_pages(known)
 
 
-def find_page(said: str, known: Mapping[str, site.DocPage]) -> site.DocPage:
+def find_page(text: str, known: Mapping[str, site.DocPage]) -> site.DocPage:
     """Find a page by its name in any spelling, or exit with a similar name."""
-    name = said.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
+    name = text.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
     if name not in known:
         near = calling.suggest_names(name, [*known])
         raise calling.exit_with(
-            f"there is no page {terminal.escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
+            f"there is no page {terminal.escape_text(text)!r}.{near} `asyncgate docs` lists the pages.",
             calling.EXIT_NOT_FOUND)
     return known[name]
 

@@ -162,7 +162,7 @@ def verify_export(file: str, as_json: bool) -> None:
     with calling.exit_on_error(file):
         manifest, problems = verify_archive(file)
         digest = hash_file(Path(file))
-    rows = sum(one.rows for one in manifest.kinds) if manifest else 0
+    rows = sum(kind.rows for kind in manifest.kinds) if manifest else 0
     print_answer(as_json, {"file": file, "sound": not problems, "problems": problems, "rows": rows, "sha256": digest},
                  *map(escape_text, problems), *([describe(manifest)] if manifest else []), f"SHA-256 {digest}",
                  f"{file}: {'sound' if not problems else 'damaged'}")
@@ -173,7 +173,7 @@ def verify_export(file: str, as_json: bool) -> None:
 def describe(manifest: Manifest) -> str:
     """Say in one line what an archive is about."""
     about = f"principal {manifest.principal} of tenant" if manifest.principal else "tenant"
-    rows, kinds = sum(one.rows for one in manifest.kinds), len(manifest.kinds)
+    rows, kinds = sum(kind.rows for kind in manifest.kinds), len(manifest.kinds)
     return escape_text(f"{about} {manifest.tenant}: {say_count(rows, 'row')} of {say_count(kinds, 'kind')}, "
                        f"begun at {manifest.begun_at}")
 
@@ -191,7 +191,7 @@ def write_and_print(at: Connection, file: str, asked: dict[str, Any], as_json: b
         except OtherExport as other:
             raise OtherExport(f"{other}: remove {file}.partial and export again") from None
     digest = hash_file(Path(file))
-    rows = {one.kind: one.rows for one in manifest.kinds}
+    rows = {kind.kind: kind.rows for kind in manifest.kinds}
     print_answer(as_json, {"file": file, "rows": rows, "sha256": digest}, describe(manifest),
                  f"{file}: SHA-256 {digest}")
 
@@ -264,9 +264,9 @@ class PartialArchive:
         """Write readme and manifest, pack all files, rename the archive to its target, and remove the folder."""
         state = self.state
         kinds = [state.kinds[kind] for kind in state.expected]
-        for one in kinds:
-            os.truncate(self.folder / one.name, one.bytes)
-            one.sha256 = hash_file(self.folder / one.name)
+        for kind in kinds:
+            os.truncate(self.folder / kind.name, kind.bytes)
+            kind.sha256 = hash_file(self.folder / kind.name)
         ended_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         manifest = Manifest(FORMAT, 1, "principal" if state.principal else "tenant", state.tenant, state.principal,
                             state.begun_at, ended_at, f"AsyncGate {__version__}", "", kinds)
@@ -291,9 +291,9 @@ def format_readme(manifest: Manifest) -> str:
     """Say to a person what is in an archive."""
     whose = f"the principal {manifest.principal} of tenant {manifest.tenant}" if manifest.principal else (
         f"tenant {manifest.tenant}")
-    wide = max(len(one.name) for one in manifest.kinds)
-    files = "\n".join(f"  {one.name:{wide}} {one.rows:>9}  {one.purpose}" for one in manifest.kinds)
-    left_out = "\n".join(f"  {one.name:{wide}} {', '.join(one.left_out)}" for one in manifest.kinds if one.left_out)
+    wide = max(len(kind.name) for kind in manifest.kinds)
+    files = "\n".join(f"  {kind.name:{wide}} {kind.rows:>9}  {kind.purpose}" for kind in manifest.kinds)
+    left_out = "\n".join(f"  {kind.name:{wide}} {', '.join(kind.left_out)}" for kind in manifest.kinds if kind.left_out)
     return README_TEXT.format(
         whose=whose, meant=MEANT if manifest.principal else "", begun=manifest.begun_at, ended=manifest.ended_at,
         files=files, left_out=left_out, made_by=manifest.made_by, manifest=MANIFEST)
@@ -353,28 +353,28 @@ def read_manifest(archive: zipfile.ZipFile) -> Manifest:
 
 def find_problems(archive: zipfile.ZipFile, manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the files of an archive."""
-    there, named = archive.namelist(), {README, MANIFEST, *(one.name for one in manifest.kinds)}
+    there, named = archive.namelist(), {README, MANIFEST, *(kind.name for kind in manifest.kinds)}
     yield from (f"{name} is not in the manifest" for name in sorted({*there} - named))
     yield from (f"{name} is there {there.count(name)} times" for name in sorted(named) if there.count(name) > 1)
     if README in there and hash_member(archive, README, MOST_MANIFEST)[0] != manifest.readme_sha256:
         yield f"{README} was changed"
     yield from (f"{name} is missing" for name in sorted(named - {*there}))
-    for one in manifest.kinds:
-        if one.name in there:
-            yield from check_kind(archive, one)
+    for kind in manifest.kinds:
+        if kind.name in there:
+            yield from check_kind(archive, kind)
 
 
-def check_kind(archive: zipfile.ZipFile, one: ExportedKind) -> Iterator[str]:
+def check_kind(archive: zipfile.ZipFile, kind: ExportedKind) -> Iterator[str]:
     """Yield what is wrong with one file of rows."""
     try:
-        digest, rows = hash_member(archive, one.name, one.bytes)
+        digest, rows = hash_member(archive, kind.name, kind.bytes)
     except WRONG_ZIP as wrong:
-        yield f"{one.name} cannot be read: {wrong}"
+        yield f"{kind.name} cannot be read: {wrong}"
         return
-    if digest != one.sha256:
-        yield f"{one.name} was changed: its SHA-256 is {digest[:16]}…, and the manifest says {one.sha256[:16]}…"
-    if rows != one.rows:
-        yield f"{one.name} has {rows} rows, and the manifest says {one.rows}"
+    if digest != kind.sha256:
+        yield f"{kind.name} was changed: its SHA-256 is {digest[:16]}…, and the manifest says {kind.sha256[:16]}…"
+    if rows != kind.rows:
+        yield f"{kind.name} has {rows} rows, and the manifest says {kind.rows}"
 
 
 def hash_member(archive: zipfile.ZipFile, name: str, most: int) -> tuple[str, int]:

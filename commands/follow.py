@@ -133,5 +133,5 @@ def format_worker_hint(task: Mapping[str, Any]) -> str:
     if task["status"] != "queued" or task.get("next_eligible_at") or task.get("held"):
         return ""
     able = (task.get("requirements") or {}).get("capabilities") or []
-    worker = " ".join(["asyncgate worker --type", task["type"], *(f"--capability {one}" for one in able)])
+    worker = " ".join(["asyncgate worker --type", task["type"], *(f"--capability {capability}" for capability in able)])
     return terminal.escape_text(f"; no worker has taken it yet (to start one: `{worker} -- PROGRAM`)")

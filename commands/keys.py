@@ -35,12 +35,12 @@ def keys() -> None:
     """Issue the first key of a gate, and look after the keys that sign its access tokens."""
 
 
-async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
+async def write_first_key(settings: Settings, fields: dict[str, Any]) -> Any:
     """Write a new key into the database that the settings name."""
     backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
         return await issue_first_key(Engine(backend, settings),
-                                     msgspec.convert(said, wire_admin.IssueKey, strict=False))
+                                     msgspec.convert(fields, wire_admin.IssueKey, strict=False))
     finally:
         await backend.close()
 
@@ -61,8 +61,8 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
         kept.put(made.api_key)
     key = made.key
     if as_json:
-        said = {"key": key, **({"file": out} if out else {"api_key": made.api_key})}
-        return click.echo(msgspec.json.encode(said))
+        answer = {"key": key, **({"file": out} if out else {"api_key": made.api_key})}
+        return click.echo(msgspec.json.encode(answer))
     if not out:
         click.echo(made.api_key)
     where = f"its text is in {out}" if out else "its text is shown only once"
@@ -71,9 +71,9 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
 
 def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
     """Issue the key, or exit with an error."""
-    said = {name: value for name, value in given.items() if value not in (None, (), "")}
+    fields = {name: value for name, value in given.items() if value not in (None, (), "")}
     try:
-        return asyncio.run(write_first_key(configured.settings, said))
+        return asyncio.run(write_first_key(configured.settings, fields))
     except (errors.GateError, msgspec.ValidationError) as refusal:
         raise calling.exit_with(str(refusal),
                                 calling.EXIT_OF_STATUS.get(getattr(refusal, "status", 400),
@@ -196,10 +196,10 @@ def verify_statement(statement: str, keys_file: Any, as_json: bool) -> None:
     from asyncgate.parts.identity.jwt import UNFIT
 
     try:
-        said = jwt.decode(statement.strip(), KeySet.import_key_set(json.load(keys_file)), algorithms=["RS256"])
+        token = jwt.decode(statement.strip(), KeySet.import_key_set(json.load(keys_file)), algorithms=["RS256"])
     except UNFIT as wrong:
         raise calling.exit_with(f"no key in that file has signed this: {wrong}", calling.EXIT_BROKEN) from None
-    text = msgspec.json.encode({"type": said.header.get("typ"), **said.claims})
+    text = msgspec.json.encode({"type": token.header.get("typ"), **token.claims})
     click.echo(text if as_json else msgspec.json.format(text))
 
 

@@ -80,8 +80,8 @@ def logout(name: str, as_json: bool) -> None:
 @calling.as_json
 def list_profiles(as_json: bool) -> None:
     """List the stored profiles, without their credentials."""
-    rows = [{"profile": name, "url": one.url, "credential": "yes" if one.token else "none"}
-            for name, one in sorted(load_profiles().items())]
+    rows = [{"profile": name, "url": profile.url, "credential": "yes" if profile.token else "none"}
+            for name, profile in sorted(load_profiles().items())]
     if as_json:
         return click.echo(msgspec.json.encode({"profiles": rows}))
     if not rows:

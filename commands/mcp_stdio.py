@@ -210,9 +210,9 @@ def write_message(line: bytes) -> None:
 
 def make_path(agent: str | None, underscored: bool, tools: str = "") -> str:
     """Return the path and query for the spelling of tools, the listed sets, and the default caller."""
-    said = {"principal_kind": "agent", "principal_id": agent} if agent else {}
-    said |= {"tools": tools} if tools else {}
-    return f"/mcp{'/u' if underscored else ''}{'?' if said else ''}{urlencode(said, safe=',')}"
+    query = {"principal_kind": "agent", "principal_id": agent} if agent else {}
+    query |= {"tools": tools} if tools else {}
+    return f"/mcp{'/u' if underscored else ''}{'?' if query else ''}{urlencode(query, safe=',')}"
 
 
 async def serve_running(url: str | None, token: str | None, path: str,

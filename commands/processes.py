@@ -105,9 +105,9 @@ class Slot:
 
     def _hear(self) -> None:
         with suppress(BlockingIOError):
-            said = self.messages.recv(4096).decode(errors="replace").splitlines()
+            lines = self.messages.recv(4096).decode(errors="replace").splitlines()
             self.beat_at = asyncio.get_running_loop().time()
-            if "READY=1" in said:
+            if "READY=1" in lines:
                 self.ready.set()
 
     async def start(self) -> None:

@@ -40,13 +40,13 @@ def read_profiles() -> dict[str, StoredProfile]:
     """Read the profiles; raises ValueError if the file is invalid, or if others may read it."""
     path = profiles_file()
     try:
-        found = path.stat().st_mode
+        mode = path.stat().st_mode
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    if found & 0o077:
+    if mode & 0o077:
         raise ValueError(f"{path} contains credentials, and other users may read it: chmod 600 {path}")
     try:
         return msgspec.json.decode(text, type=dict[str, StoredProfile])

@@ -54,5 +54,5 @@ def copy_still(path: str, target: str) -> str:
 
 def read_states(path: str) -> dict[str, tuple[int, int, int]]:
     """Return which files there are, with what changes when they are written."""
-    found = {end: os.stat(path + end) for end in LOGS if os.path.exists(path + end)}
-    return {end: (one.st_ino, one.st_size, one.st_mtime_ns) for end, one in found.items()}
+    stats = {end: os.stat(path + end) for end in LOGS if os.path.exists(path + end)}
+    return {end: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for end, stat in stats.items()}

@@ -89,9 +89,9 @@ def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
         return {"type": "", "status": "not here"}
 
 
-def build_tree(found: list[dict[str, Any]], gate: Http) -> list[Node]:
+def build_tree(chain: list[dict[str, Any]], gate: Http) -> list[Node]:
     """Put each receipt under the oldest receipt that it answers; return the roots."""
-    nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
+    nodes = {receipt["receipt_id"]: Node(receipt) for receipt in chain}
     under: defaultdict[str | None, list[Node]] = defaultdict(list)
     for node in nodes.values():
         parents = sorted(node.receipt["parents"], key=lambda parent: (parent not in nodes, parent))
@@ -100,21 +100,22 @@ def build_tree(found: list[dict[str, Any]], gate: Http) -> list[Node]:
     for receipt_id, node in nodes.items():
         node.children = under[receipt_id]
     for node in nodes.values():
-        node.open = explain_open_end(node, found, gate)
+        node.open = explain_open_end(node, chain, gate)
     return under[None]
 
 
-def explain_open_end(node: Node, found: list[dict[str, Any]], gate: Http) -> str | None:
+def explain_open_end(node: Node, chain: list[dict[str, Any]], gate: Http) -> str | None:
     """Return why a receipt is open: an undischarged obligation, or a live lease; empty if it is not."""
     receipt = node.receipt
     if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
-        here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
+        here = any(child["receipt_type"] in by and receipt["receipt_id"] in child["parents"] for child in chain)
         owed = not here and not gate.call(      # a receipt of another task may discharge it, too
             "check_terminator", parent_receipt_id=receipt["receipt_id"])["has_terminator"]
         return f"owed to {format_principal(receipt['to'])}" if owed else None
     if receipt["receipt_type"] == "task.accepted":
-        over = any(one["receipt_type"] in LEASE_ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])
-                   and one["receipt_id"] > receipt["receipt_id"] for one in found)
+        over = any(other["receipt_type"] in LEASE_ENDS
+                   and (other["lease_id"] == receipt["lease_id"] or not other["lease_id"])
+                   and other["receipt_id"] > receipt["receipt_id"] for other in chain)
         return None if over else f"{format_principal(receipt['from'])} is at work"
     return None
 
@@ -220,7 +221,8 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
     print_answer(as_json,
                  {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused,
                   "erased": verdict.erased},
-        *(escape_text(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
+        *(escape_text(f"{refusal['receipt_id']}: {refusal['reason']}: {refusal['message']}")
+          for refusal in tally.refused),
         *([f"{verdict.erased} receipts of the file were erased, and stay so: they have no content"] if verdict.erased
           else []),
         f"{file}: {tally.imported} imported, {tally.present} existed already, {len(tally.refused)} refused")

@@ -116,13 +116,13 @@ async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> B
 def print_text(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
     """Print the differences as text, with the repair of each kind once."""
     told: set[str] = set()
-    for one in findings.all():
-        where = " ".join(filter(None, [one.receipt_id and f"receipt {one.receipt_id}",
-                                       one.task_id and f"task {one.task_id}"]))
-        click.echo(escape_text(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
-        if one.kind not in told:
-            click.echo(f"    repair: {one.cure}")
-            told.add(one.kind)
+    for finding in findings.all():
+        where = " ".join(filter(None, [finding.receipt_id and f"receipt {finding.receipt_id}",
+                                       finding.task_id and f"task {finding.task_id}"]))
+        click.echo(escape_text(f"{finding.kind}: {where}{': ' if where else ''}{finding.detail}"))
+        if finding.kind not in told:
+            click.echo(f"    repair: {finding.cure}")
+            told.add(finding.kind)
     for kind, count in done.items():
         click.echo(f"repaired: {count} {kind}")
     if left:
@@ -137,8 +137,8 @@ def print_text(findings: Findings, done: dict[str, int], left: int, url: str) ->
 
 def print_json(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
     """Print a JSON line per difference, and a summary."""
-    for one in findings.all():
-        click.echo(msgspec.json.encode(one))
+    for finding in findings.all():
+        click.echo(msgspec.json.encode(finding))
     click.echo(msgspec.json.encode({
         "differences": findings.wrong, "kinds": dict(findings.counts), "repaired": done, "waiting":
         max(left, findings.waiting), "receipts": findings.receipts, "tasks": findings.tasks,
@@ -200,7 +200,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
             part.choose(collected, frozenset(collected.instances()) if all_instances else instances)
             problems += part.require_undamaged(collected, skip_damaged)
         tallies = []
-        with closing(Bar("writing", "receipts", sum(one.count() for one in sources.values()))) as bar:
+        with closing(Bar("writing", "receipts", sum(source.count() for source in sources.values()))) as bar:
             for tenant_id, collected in sources.items():
                 job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, count=bar.add)
                 tallies.append(await job.run())

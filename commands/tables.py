@@ -37,9 +37,9 @@ def make_operations_table(operations: Iterable[Operation]) -> str:
 
 def make_settings_table() -> str:
     """Return one row per setting: its name in the file, its default, and its description."""
-    rows = ([f"`{one.name}`", f"`{format_value(one, one.default) or ' '}`",
-             f"{remove_clause_numbers(one.says)} ({one.kind})."]
-            for one in list_settings(Settings))
+    rows = ([f"`{setting.name}`", f"`{format_value(setting, setting.default) or ' '}`",
+             f"{remove_clause_numbers(setting.says)} ({setting.kind})."]
+            for setting in list_settings(Settings))
     return format_markdown(["setting", "default", "what it does"], rows)
 
 
@@ -47,8 +47,8 @@ def make_metrics_table() -> str:
     """Return one row per metric: its name, its kind, its labels, and what it means."""
     from asyncgate.parts.metrics.shown import FAMILIES
     return format_markdown(["metric", "kind", "labels", "what it tells"], (
-        [f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels) or "–", one.says]
-        for one in FAMILIES))
+        [f"`{family.name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels) or "–", family.says]
+        for family in FAMILIES))
 
 
 def walk_errors(kind: type[errors.GateError] = errors.GateError) -> Iterator[type[errors.GateError]]:
@@ -83,8 +83,9 @@ def walk_commands(group: click.Group, path: str = "asyncgate") -> Iterator[tuple
 
 def make_command_row(path: str, command: click.Command) -> list[str]:
     """Return the row of a command: its arguments, its options and the first sentence of its help."""
-    arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
-    options = [f"`{one.opts[0]}`" for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    arguments = [param.make_metavar(click.Context(command)) for param in command.params
+                 if isinstance(param, click.Argument)]
+    options = [f"`{param.opts[0]}`" for param in command.params if isinstance(param, click.Option) and not param.hidden]
     says = " ".join((command.help or "").split("\n\n")[0].split())
     return [f"`{' '.join([path, *arguments])}`", says, ", ".join(options) or "–"]
 
@@ -109,11 +110,11 @@ def make_data_table() -> str:
 def make_lifetimes_table() -> str:
     """Return one row per table: how long its rows are kept, by default, and who deletes them."""
     from asyncgate.backends.tables import list_lifetimes
-    default = {one.name: one.default for one in list_settings(Settings)}
+    default = {setting.name: setting.default for setting in list_settings(Settings)}
     return format_markdown(["table", "how long", "by default", "who deletes it"], (
-        [f"`{name}`: {one.what}" if one.what else f"`{name}`", one.how_long,
-         " and ".join(f"{default[setting]} days" for setting in one.list_settings()) or "–", one.ended_by]
-        for name, one in list_lifetimes().items()))
+        [f"`{name}`: {lifetime.what}" if lifetime.what else f"`{name}`", lifetime.how_long,
+         " and ".join(f"{default[setting]} days" for setting in lifetime.list_settings()) or "–", lifetime.ended_by]
+        for name, lifetime in list_lifetimes().items()))
 
 
 def list_as_code(names: Iterable[str]) -> str:
@@ -125,9 +126,9 @@ def replace_tables(text: str, tables: dict[str, str]) -> str:
     """Replace the tables between their markers; each page has some of them."""
     for name, made in tables.items():
         pattern = rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)"
-        if (found := re.search(pattern, text, re.S)) is None:
+        if (match := re.search(pattern, text, re.S)) is None:
             continue
-        before, after = found.groups()
+        before, after = match.groups()
         text = re.sub(pattern, lambda _: f"{before}{made}\n{after}", text, flags=re.S)  # noqa: B023  # called at once
     return text
 

@@ -155,8 +155,8 @@ def short_times(cells: dict[str, list[str]]) -> None:
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     for held in cells.values():
         for at, text in enumerate(held):
-            if found := TIME.fullmatch(text):
-                held[at] = f"{found[2]}Z" if found[1] == today else found[1]
+            if match := TIME.fullmatch(text):
+                held[at] = f"{match[2]}Z" if match[1] == today else match[1]
 
 
 def read_path(row: Any, path: str) -> Any:
@@ -202,8 +202,8 @@ def cut_text(text: str) -> str:
 def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """List the members of a reply and of its important parts; sentences get a line each."""
     for name, value in reply.items():
-        if isinstance(value, list) and value and all(isinstance(one, str) and " " in one for one in value):
-            yield from ((name if at == 0 else "", one) for at, one in enumerate(value))
+        if isinstance(value, list) and value and all(isinstance(part, str) and " " in part for part in value):
+            yield from ((name if at == 0 else "", part) for at, part in enumerate(value))
             continue
         if name in OPENED and isinstance(value, dict):
             for inner, held in value.items():
@@ -238,7 +238,7 @@ def format_cell(value: Any, no: str | None = None) -> str:
 
 def escape_text(text: str) -> str:
     """Escape foreign characters that would move the cursor, or hide or reverse text on a terminal."""
-    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 # Progress.

@@ -155,14 +155,14 @@ def read_shot(gate: http.Http, screen: Screen) -> Shot:
 def choose_rows(screen: Screen, rows: terminal.Rows) -> terminal.Rows:
     """Return the rows that contain the wanted text, sorted; a row without a value comes last."""
     wanted = screen.wanted.casefold()
-    found = [row for row in rows if wanted in " ".join(
+    matches = [row for row in rows if wanted in " ".join(
         terminal.format_cell(terminal.read_path(row, column)) for column in screen.columns).casefold()]
     if screen.sort is None:
-        return found if screen.descending else found[::-1]
-    values = {id(row): terminal.read_path(row, screen.sort) for row in found}
-    known = [row for row in found if values[id(row)] is not None]
+        return matches if screen.descending else matches[::-1]
+    values = {id(row): terminal.read_path(row, screen.sort) for row in matches}
+    known = [row for row in matches if values[id(row)] is not None]
     known.sort(key=lambda row: make_order(values[id(row)]), reverse=screen.descending)
-    return [*known, *(row for row in found if values[id(row)] is None)]
+    return [*known, *(row for row in matches if values[id(row)] is None)]
 
 
 def make_order(value: Any) -> tuple[float, str]:
@@ -289,12 +289,12 @@ def wait_for_input(file: int, seconds: float) -> str:
     if not select.select([file], [], [], seconds)[0]:
         return ""
     try:
-        said = os.read(file, 64)
+        keys = os.read(file, 64)
     except OSError:
-        said = b""
-    if not said:
+        keys = b""
+    if not keys:
         raise KeyboardInterrupt
-    return said.decode(errors="replace")
+    return keys.decode(errors="replace")
 
 
 def wait_without_keys(seconds: float) -> str:

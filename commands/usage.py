@@ -41,7 +41,7 @@ def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
         elif as_csv:
             table = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
             table.writeheader()
-            table.writerows({name: f"{one:f}" if isinstance(one, float) else one for name, one in line.items()}
+            table.writerows({name: f"{value:f}" if isinstance(value, float) else value for name, value in line.items()}
                             for line in lines)
         else:
             show_table(["tenant"] * bool(body.get("all_tenants")) + wire_usage.UsageReport.columns.split(), lines)
@@ -53,5 +53,6 @@ def show_budgets(gate: Http, body: dict[str, Any]) -> None:
     if body.get("all_tenants"):
         return
     report = gate.call("get_budgets", **{name: value for name, value in body.items() if name == "tenant"})
-    for one in report["budgets"]:
-        click.echo(f"{report['month']}: {one['percent']:g} % of the budget of {one['monthly']:,} {one['quantity']}")
+    for budget in report["budgets"]:
+        click.echo(
+            f"{report['month']}: {budget['percent']:g} % of the budget of {budget['monthly']:,} {budget['quantity']}")

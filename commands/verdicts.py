@@ -42,7 +42,7 @@ async def count_rows(backend: Any, tables: Any) -> int | None:
 
 def make_report(verdict: Any, what: str) -> dict[str, Any]:
     """Return a verdict for JSON."""
-    return {"database": what, "sound": not verdict.problems, "problems": [str(one) for one in verdict.problems],
+    return {"database": what, "sound": not verdict.problems, "problems": [str(problem) for problem in verdict.problems],
             "tasks": verdict.tasks, "receipts": verdict.receipts, "archived": verdict.archived,
             "audited": verdict.audited, "obligations": {
                 "created": verdict.created, "discharged": verdict.discharged, "open": verdict.open}}
@@ -75,9 +75,9 @@ def format_counts(verdict: Any) -> str:
             f"{verdict.created:,} created = {verdict.discharged:,} discharged + {verdict.open:,} open")
 
 
-def print_answer(as_json: bool, said: Mapping[str, Any], *lines: str) -> None:
+def print_answer(as_json: bool, answer: Mapping[str, Any], *lines: str) -> None:
     """Print an answer: as JSON, or as lines of text."""
     if as_json:
-        return click.echo(msgspec.json.encode(said))
+        return click.echo(msgspec.json.encode(answer))
     for line in lines:
         click.echo(line)

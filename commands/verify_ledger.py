@@ -27,28 +27,29 @@ async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -
             await backend.close()
 
 
-def make_seal_report(found: Any) -> dict[str, Any]:
+def make_seal_report(report: Any) -> dict[str, Any]:
     """Return the findings for JSON."""
-    heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in found.heads.items() if head.number}
-    return {"sound": not found.problems, "problems": found.problems, "receipts": found.receipts, "seals": found.seals,
-            "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads,
-            "stopped_at": found.stopped}
+    heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in report.heads.items() if head.number}
+    return {"sound": not report.problems, "problems": report.problems, "receipts": report.receipts,
+            "seals": report.seals,
+            "unsealed": report.unsealed, "archived": report.archived, "segments": report.segments, "last_seals": heads,
+            "stopped_at": report.stopped}
 
 
-def print_seal_report(found: Any, what: str) -> None:
+def print_seal_report(report: Any, what: str) -> None:
     """Print the findings as text."""
-    for problem in found.problems:
+    for problem in report.problems:
         click.echo(escape_text(problem))
-    for tenant_id, head in found.heads.items():
+    for tenant_id, head in report.heads.items():
         if head.number:
             click.echo(f"tenant {tenant_id}: the last seal is {head.number}:{head.hash}")
-    for tenant_id, receipt_id in found.stopped.items():
+    for tenant_id, receipt_id in report.stopped.items():
         click.echo(f"tenant {tenant_id}: nothing is sealed from receipt {receipt_id} on, for its body is not here: a "
                    "ledger has it, or somebody took it away")
-    wrong = len(found.problems)
-    click.echo(f"ledger: {say_count(found.receipts, 'receipt')}, {say_count(found.seals, 'seal')}; "
-               f"{say_count(found.unsealed, 'receipt')} since the last seal")
-    if found.segments:
-        click.echo(f"archive: {say_count(found.archived, 'receipt')} in {say_count(found.segments, 'segment')}")
+    wrong = len(report.problems)
+    click.echo(f"ledger: {say_count(report.receipts, 'receipt')}, {say_count(report.seals, 'seal')}; "
+               f"{say_count(report.unsealed, 'receipt')} since the last seal")
+    if report.segments:
+        click.echo(f"archive: {say_count(report.archived, 'receipt')} in {say_count(report.segments, 'segment')}")
     click.echo(f"{what}: {say_count(wrong, 'problem')} of the ledger" if wrong else
                f"{what}: the ledger matches its seals")

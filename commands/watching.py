@@ -63,8 +63,8 @@ def draw_reply(op: Operation, rows: terminal.Rows, every_seconds: float, width: 
     from rich.console import Group
     from rich.text import Text
 
-    said = f"{op.name.replace('_', '-')}, every {every_seconds:g} s, {datetime.now(UTC):%H:%M:%SZ}; Ctrl-C ends"
-    return Group(Text(said, "dim"), terminal.make_table(op.columns, rows, width) if rows else Text("nothing"))
+    title = f"{op.name.replace('_', '-')}, every {every_seconds:g} s, {datetime.now(UTC):%H:%M:%SZ}; Ctrl-C ends"
+    return Group(Text(title, "dim"), terminal.make_table(op.columns, rows, width) if rows else Text("nothing"))
 
 
 def print_reply_below(op: Operation, rows: terminal.Rows) -> None:

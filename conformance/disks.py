@@ -246,7 +246,7 @@ async def live(path: Path, plan: Life, shim: Shim) -> None:
     load = DiskLoad(Gate(Engine(backend, settings_for_tests()), TENANT), shim, plan.seed)
     everybody = [*map(load.agent, load.agents), *map(load.worker, load.workers), load.reader(load.agents[0]),
                  load.pauser(), load.bulker(), load.probe(), load.look(path)]
-    running = [asyncio.create_task(one) for one in everybody]
+    running = [asyncio.create_task(coroutine) for coroutine in everybody]
     half = plan.calls // 2
     await load.grown(half)
     shim.set_rules(plan.rules)
@@ -287,8 +287,8 @@ async def list_problems(path: Path, calls: list[history.Call]) -> list[str]:
     except errors.StartupError as refused:
         return [f"the start was refused: {refused}"]
     try:
-        found: dict[str, history.Stored] = await history.read_stored(backend)
-        problems = [*history.violations(calls, found),
+        rows: dict[str, history.Stored] = await history.read_stored(backend)
+        problems = [*history.violations(calls, rows),
                     *await backend.check(),     # type: ignore[attr-defined]
                     *(await verify(backend)).problems]
         await Gate(Engine(backend, settings_for_tests()), TENANT).create()
@@ -619,8 +619,8 @@ def run_disks(what: str, number: int, seed: str, folder: Path) -> dict[str, Any]
     environment = {**os.environ, "LD_PRELOAD": str(compile_shim(folder))}
     done = subprocess.run([sys.executable, "-m", "asyncgate.conformance.disks", what, str(number), seed, str(folder)],
                           check=True, stdout=subprocess.PIPE, env=environment, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def main(what: str, number: str, seed: str = "", folder: str = "") -> None:
@@ -629,9 +629,9 @@ def main(what: str, number: str, seed: str = "", folder: str = "") -> None:
     if not folder:
         with tempfile.TemporaryDirectory(prefix="asyncgate-disks-") as own:
             seed = seed or str(random.randrange(10**6))
-            found = run_disks(what, int(number), seed, Path(own))
-        print(json.dumps(found, indent=2))
-        sys.exit(bool(found["wrong"]))
+            report = run_disks(what, int(number), seed, Path(own))
+        print(json.dumps(report, indent=2))
+        sys.exit(bool(report["wrong"]))
     make_empty_file()
     gc.freeze()     # what children share is not copied
     began, rounds = time.time(), Rounds(Path(folder), seed, lambda line: print(line, file=sys.stderr, flush=True))

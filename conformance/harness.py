@@ -111,11 +111,11 @@ class OwnTenants(Around):
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the overdue rows of this test's tenants."""
-        return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
+        return [entry for entry in await self.backend.overdue(now, grace, limit) if entry[0] in self.own]
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return the expiry times of leases of this test's tenants."""
-        return [found for found in await self.backend.lapses(since, 10**6) if found[1] in self.own][:limit]
+        return [lapse for lapse in await self.backend.lapses(since, 10**6) if lapse[1] in self.own][:limit]
 
     async def unsent(self) -> list[str]:
         """Return the tenants of this test with unsent receipts."""
@@ -264,19 +264,19 @@ class Gate(View):
                        **fields: Any) -> list[wire.ReceiptRecord]:
         """Return all receipts of a task, or of the tenant, oldest first."""
         fields |= {"task_id": task_id, "receipt_type": type, "limit": 200}
-        found: list[wire.ReceiptRecord] = []
+        receipts: list[wire.ReceiptRecord] = []
         while True:
             page = await self.as_admin().list_receipts(**fields)
-            found += page.receipts
+            receipts += page.receipts
             if page.next_cursor is None:
-                return found
+                return receipts
             fields["cursor"] = page.next_cursor
 
     async def receipt(self, task_id: str | None, type: str) -> wire.ReceiptRecord:
         """Return the only receipt of a type of a task."""
-        found = await self.receipts(task_id, type)
-        assert len(found) == 1, f"{len(found)} receipts of type {type}"
-        return found[0]
+        receipts = await self.receipts(task_id, type)
+        assert len(receipts) == 1, f"{len(receipts)} receipts of type {type}"
+        return receipts[0]
 
     async def anomalies(self, task_id: str | None = None) -> list[dict[str, Any]]:
         """Return the bodies of all anomalies so far."""

@@ -73,16 +73,16 @@ class Stored(Struct):
 
 async def read_stored(backend: Any) -> dict[str, Stored]:
     """Read everything in a backend, by tenant."""
-    found = {}
+    stored_rows = {}
     for tenant_id in await backend.tenants():
         rows: dict[type[Struct], Any] = {
             table: [row async for row in walk_rows(backend, tenant_id, queries.Rows(table))] for table in STORED}
-        found[tenant_id] = Stored(
+        stored_rows[tenant_id] = Stored(
             {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
             {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
             {row.receipt_id for row in rows[stored.Obligation]},
             {row.bulk_id: row for row in rows[stored.Bulk]})
-    return found
+    return stored_rows
 
 
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
@@ -273,9 +273,9 @@ class History:
     def i8_receipts(self) -> Iterator[str]:
         """I8: each step wrote exactly its receipts."""
         for task in self.end.tasks.values():
-            for what, found, wanted in self._steps(task):
-                if found != wanted:
-                    yield f"task {task.task_id} ({task.status}) has {found} {what}, not {wanted}"
+            for what, count, wanted in self._steps(task):
+                if count != wanted:
+                    yield f"task {task.task_id} ({task.status}) has {count} {what}, not {wanted}"
 
         for task in self.end.tasks.values():
             yield from self._escalations(task)
@@ -367,8 +367,8 @@ class History:
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
                      if offer["task_id"] in self.end.tasks.keys() - changed]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
-                found = ", ".join([f"{task.task_id} of priority {task.priority}" for task in known])
-                yield f"a claim of {call.by} got its tasks out of order: {found}"
+                listing = ", ".join([f"{task.task_id} of priority {task.priority}" for task in known])
+                yield f"a claim of {call.by} got its tasks out of order: {listing}"
 
     def reruns(self) -> Iterator[str]:
         """A task that runs another one again is linked to its end, and the history of that one says so, once."""

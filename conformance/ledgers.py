@@ -64,12 +64,12 @@ class LedgerServer:
     def _address(self) -> str:
         assert self.process.stderr
         deadline, text = time.monotonic() + PROCESS_SECONDS, ""
-        while not (found := re.search(r" serves (http://\S+:\d+)", text)):
+        while not (match := re.search(r" serves (http://\S+:\d+)", text)):
             ready = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0]
             if not ready or not (piece := os.read(self.process.stderr.fileno(), 4096)):
                 raise RuntimeError(f"the ledger did not start: {text}")
             text += piece.decode()
-        return found[1]
+        return match[1]
 
     def __exit__(self, *_: object) -> None:
         self.drain.kill()
@@ -95,10 +95,10 @@ class LedgerServer:
 
     def receipts(self, tenant_id: str, **query: Any) -> list[dict[str, Any]]:
         """Return all receipts of a tenant in order of arrival."""
-        found: list[dict[str, Any]] = []
+        receipts: list[dict[str, Any]] = []
         while True:
             page = self.call("GET", "/v1/receipts", tenant=tenant_id, limit=200, **query)
-            found += page["receipts"]
+            receipts += page["receipts"]
             if page["next_cursor"] is None:
-                return found
+                return receipts
             query["since_receipt_id"] = page["next_cursor"]

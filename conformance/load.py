@@ -96,9 +96,9 @@ class GateServer:
         self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(self.errors), self.process.stderr)
         async with asyncio.timeout(PROCESS_SECONDS):
-            while not (found := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
+            while not (match := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
                 pass
-        self.port = int(found[1])
+        self.port = int(match[1])
         self.reading = asyncio.create_task(self._read())
         self.up.set()
 
@@ -235,7 +235,7 @@ class Load:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
                      self.pauser(), self.bulker()]
-        under_way = [asyncio.create_task(one) for one in everybody]
+        under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
             yield
             self.stopping = True
@@ -346,10 +346,11 @@ class Load:
             asks = {**draw.choice(BULKS), **({"created_by": draw.choice(self.agents)} if draw.random() < 0.5 else {})}
             if asks["action"] == "prioritize":
                 asks["priority"] = draw.randint(0, 5)
-            found = await client.insist("preview_bulk", **asks)
-            ended = not (found.reply and found.reply["matches"])
+            preview = await client.insist("preview_bulk", **asks)
+            ended = not (preview.reply and preview.reply["matches"])
             while not ended:
-                step = await client.insist("run_bulk", confirmation=found.reply["confirmation"] if found.reply else "",
+                step = await client.insist("run_bulk",
+                                           confirmation=preview.reply["confirmation"] if preview.reply else "",
                                            max_tasks=draw.randint(1, 10))
                 ended = step.reply is None or step.reply["ended"]
             await asyncio.sleep(0.05)

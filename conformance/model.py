@@ -328,11 +328,11 @@ class Model:
     def renew_lease(self, by: wire.Principal, ask: Any) -> Reply:
         """Renew a live lease by its own length from now; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
-            found = [task for task in self.tasks.values() for lease in task.leases
+            tasks = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
-            if not found:
+            if not tasks:
                 raise ModelRefusal("lease_invalid_or_expired", "unknown")
-            ask.task_id = found[0].task_id
+            ask.task_id = tasks[0].task_id
         task, lease = self.holder(by, ask)
         if self.rules.max_lease_renewals and lease.renewals >= self.rules.max_lease_renewals:
             raise ModelRefusal("lease_renewal_limit")
@@ -399,12 +399,12 @@ class Model:
             raise ModelRefusal("not_locatable")
         task.status, task.outcome, task.owed = "succeeded", parsed(ask.result), not where
         task.artifacts = where.get("artifacts")
-        said = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
+        body = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
                 **enclosed("result", ask.result, task.task_id)}
         ended = self.emit("task.completed", lease.worker, GATE, task,
-                          {**said, "completion_metadata": ask.completion_metadata, **where},
+                          {**body, "completion_metadata": ask.completion_metadata, **where},
                           [task.duty] if where else [], lease.lease_id)
-        self.result_ready(task, ended, {**said, **where})
+        self.result_ready(task, ended, {**body, **where})
         if not where:
             self.anomaly(task, "success_without_locatability", lease, worker_id=lease.worker.id,
                          receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
@@ -496,7 +496,8 @@ class Model:
 
     def forget_pauses(self) -> None:
         """Drop the pauses that have ended by themselves."""
-        self.paused = {target: one for target, one in self.paused.items() if one[0] is None or one[0] > self.now}
+        self.paused = {target: pause for target, pause in self.paused.items() if pause[0] is None
+                       or pause[0] > self.now}
 
     def show_pause(self, target: Target) -> dict[str, Any]:
         """Show a pause, and how many leases of it are left."""
@@ -571,14 +572,14 @@ class Model:
 
     def ack_receipt(self, by: wire.Principal, ask: Any) -> Reply:
         """Acknowledge a receipt: add one fact per acknowledging principal, and change nothing else (H.8)."""
-        found = [receipt for receipt in self.receipts if receipt.receipt_id == ask.receipt_id]
-        if not found:
+        receipts = [receipt for receipt in self.receipts if receipt.receipt_id == ask.receipt_id]
+        if not receipts:
             raise ModelRefusal("receipt_not_found")
-        if not (self.admin or same(found[0].to, by)):
+        if not (self.admin or same(receipts[0].to, by)):
             raise ModelRefusal("forbidden")
         key = (ask.receipt_id, by.kind, by.id)
         if key not in self.acks:
-            self.acks[key] = self.emit("receipt.acknowledged", by, GATE, found[0].task_id,
+            self.acks[key] = self.emit("receipt.acknowledged", by, GATE, receipts[0].task_id,
                                        {"receipt_id": ask.receipt_id}, [ask.receipt_id]).receipt_id
         return {"ok": True, "receipt_id": self.acks[key]}
 
@@ -743,18 +744,18 @@ class Model:
              parents: list[str] | None = None, lease_id: str | None = None) -> Receipt:
         """Write one receipt; omit nulls."""
         task_id = task if isinstance(task, str) else task.task_id
-        said = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
-                if value is not None}
+        members = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
+                   if value is not None}
         ends = wire.Principal(sender.kind, sender.id), wire.Principal(to.kind, to.id)     # without their sessions
         receipt = Receipt(self.new_id("receipt", task_id, type), type, *ends, task_id, lease_id, parents or [],
-                          {**said, "schema_version": "1"})
+                          {**members, "schema_version": "1"})
         self.receipts.append(receipt)
         return receipt
 
 
-def same(one: wire.Principal, other: wire.Principal) -> bool:
+def same(principal: wire.Principal, other: wire.Principal) -> bool:
     """Whether two principals are the same: kind and id count, an instance is only a session."""
-    return (one.kind, one.id) == (other.kind, other.id)
+    return (principal.kind, principal.id) == (other.kind, other.id)
 
 
 def is_about(target: Target, task: Task, worker: wire.Principal) -> bool:
@@ -825,9 +826,9 @@ def located(ask: Any) -> dict[str, Any]:
         given = given.get("pointers", [given] if given else [])
     if given in EMPTY_POINTERS:
         given = []
-    found = {"artifacts": given if isinstance(given, list) or not given else [given],
-             "delivery_proof": None if failed(ask.delivery_proof) else ask.delivery_proof}
-    return {name: value for name, value in found.items() if value}
+    fields = {"artifacts": given if isinstance(given, list) or not given else [given],
+              "delivery_proof": None if failed(ask.delivery_proof) else ask.delivery_proof}
+    return {name: value for name, value in fields.items() if value}
 
 
 def inline(task: Task, ask: Any) -> dict[str, Any]:

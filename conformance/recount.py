@@ -42,11 +42,12 @@ async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
 async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
     """Return how far leases and stored bytes, as they are metered now, are from what is there; also with an archive."""
     head = await engine.backend.record(tenant_id, stored.UsageHead) or stored.UsageHead(0)
-    meters = [one async for one in read_rows(engine, tenant_id, stored.Meter)]
+    meters = [row async for row in read_rows(engine, tenant_id, stored.Meter)]
     tasks = [task async for task in read_rows(engine, tenant_id, Task)]
-    counted = [sum(getattr(one, name) for one in (head, *meters)) for name in stored.UsageHead.__struct_fields__[1:]]
+    counted = [sum(getattr(struct, name) for struct in (head, *meters))
+               for name in stored.UsageHead.__struct_fields__[1:]]
     there = [sum(task.status in stored.ACTIVE for task in tasks),
-             sum([len(one.body.encode()) async for one in list_receipts(engine, tenant_id)]),
+             sum([len(receipt.body.encode()) async for receipt in list_receipts(engine, tenant_id)]),
              sum(len((text or "").encode()) for task in tasks for text in (task.payload, task.outcome))]
     return [f"metered are {counted} leases, bytes of receipts and of payloads, but there are {there}"] * (
         counted != there)
@@ -55,14 +56,14 @@ async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
 async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
     """Count the usage of a tenant that has no archive."""
     used, begun = Used(), dict[str, int]()
-    async for one in list_receipts(engine, tenant_id):
-        at = int(one.created_at * 1000)
-        used.receipt_byte_seconds += len(one.body.encode()) * (until - at // 1000)
-        used.tasks += one.receipt_type == "task.assigned"
-        if one.receipt_type == "task.accepted":
-            begun[one.task_id] = at
-        elif one.receipt_type in END_TYPES and one.task_id in begun:
-            used.lease_ms += at - begun.pop(one.task_id)
+    async for receipt in list_receipts(engine, tenant_id):
+        at = int(receipt.created_at * 1000)
+        used.receipt_byte_seconds += len(receipt.body.encode()) * (until - at // 1000)
+        used.tasks += receipt.receipt_type == "task.assigned"
+        if receipt.receipt_type == "task.accepted":
+            begun[receipt.task_id] = at
+        elif receipt.receipt_type in END_TYPES and receipt.task_id in begun:
+            used.lease_ms += at - begun.pop(receipt.task_id)
     used.lease_ms += sum(until * 1000 - at for at in begun.values())
     async for task in read_rows(engine, tenant_id, Task):
         ends = [(task.payload, task.created_at), (task.outcome, task.completed_at)]
@@ -73,5 +74,5 @@ async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
 
 async def list_receipts(engine: Engine, tenant_id: str) -> AsyncIterator[Receipt]:
     """Yield all receipts, oldest first."""
-    async for one in read_rows(engine, tenant_id, Receipt):
-        yield one
+    async for row in read_rows(engine, tenant_id, Receipt):
+        yield row

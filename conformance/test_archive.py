@@ -231,11 +231,11 @@ async def test_what_is_archived_is_in_no_list(gate: Gate, moved: dict[str, Any])
 async def test_the_archive_shows_it_as_it_was(gate: Gate, moved: dict[str, Any]) -> None:
     by_task = (await gate.as_admin().list_archived_receipts(task_id=moved["task_id"])).receipts
     whole = (await gate.as_admin().list_archived_receipts()).receipts
-    one = (await gate.as_admin().list_archived_receipts(receipt_id=moved["duty"])).receipts
+    receipts = (await gate.as_admin().list_archived_receipts(receipt_id=moved["duty"])).receipts
 
     assert encode_json(by_task) == encode_json(moved["shown"])
     assert encode_json(whole) == encode_json(by_task)
-    assert [row.receipt_id for row in one] == [moved["duty"]]
+    assert [row.receipt_id for row in receipts] == [moved["duty"]]
 
 
 async def test_the_archive_is_listed_page_by_page(gate: Gate, moved: dict[str, Any]) -> None:
@@ -303,9 +303,9 @@ async def test_an_archived_obligation_is_discharged(gate: Gate, moved: dict[str,
 async def test_a_reader_goes_on_from_a_receipt_that_has_moved(gate: Gate, moved: dict[str, Any]) -> None:
     fresh = await gate.create()
 
-    found = await gate.as_admin().list_receipts(since_receipt_id=moved["duty"])
+    receipts = await gate.as_admin().list_receipts(since_receipt_id=moved["duty"])
 
-    assert [row.task_id for row in found.receipts] == [fresh]
+    assert [row.task_id for row in receipts.receipts] == [fresh]
     with refused("invalid_cursor"):
         await gate.stranger().as_admin().list_receipts(since_receipt_id=moved["duty"])
 
@@ -336,9 +336,10 @@ async def test_it_can_go_and_come_again_and_again(gate: Gate, moved: dict[str, A
 async def test_an_export_has_what_is_archived_too(gate: Gate, moved: dict[str, Any]) -> None:
     await gate.create()
 
-    found = await exported(gate, 2)
+    receipts = await exported(gate, 2)
 
-    assert [row.receipt_id for row in found] == [row.receipt_id for row in (*moved["before"], *await list_stored(gate))]
+    assert [row.receipt_id for row in receipts] == [row.receipt_id
+                                                    for row in (*moved["before"], *await list_stored(gate))]
 
 
 # Tasks.
@@ -477,7 +478,7 @@ async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishe
     gate.skip(31 * DAY)
     ages = archive.Ages.of(gate.engine.settings, gate.now(), stored.SealHead(last_id="f"))
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
-    rows = [one for _, one in sorted(chain.receipts.items())]
+    rows = [receipt for _, receipt in sorted(chain.receipts.items())]
     name = archive.write_segment(folder, gate.tenant_id, rows)      # the process dies here
 
     assert len(await list_stored(gate)) == 4

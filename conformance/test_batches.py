@@ -214,7 +214,7 @@ async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate:
 
     made = await together(gate, *(gate.as_agent().create_task(type="demo", payload=None) for _ in range(50)))
 
-    assert len({one.task_id for one in made}) == 50
+    assert len({task.task_id for task in made}) == 50
     assert len(await gate.owed()) == 50
 
 
@@ -247,7 +247,7 @@ async def test_large_calls_of_a_tenant_write_one_slice_at_a_time_while_others_ar
 
     made = await asyncio.gather(*(gate.as_agent().create_tasks(tasks=items) for _ in range(3)))
 
-    assert [len(one.results) for one in made] == [20] * 3
+    assert [len(reply.results) for reply in made] == [20] * 3
     assert set(under_way) == {1}
     assert len(under_way) >= 3 * 3
 

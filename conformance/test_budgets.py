@@ -22,8 +22,9 @@ def to_new_month(gate: Gate) -> None:
 
 async def notices(gate: Gate) -> list[tuple[str, str]]:
     """Return the notices in the inbox of the admin."""
-    found = [decode(one.body) for one in await gate.receipts(None, "system.anomaly") if one.to.id == "root"]
-    return [(body["kind"], body["details"]["quantity"]) for body in found]
+    bodies = [decode(receipt.body) for receipt in await gate.receipts(None, "system.anomaly")
+              if receipt.to.id == "root"]
+    return [(body["kind"], body["details"]["quantity"]) for body in bodies]
 
 
 async def look_around(*gates: Gate) -> None:
@@ -53,7 +54,8 @@ async def test_the_task_that_is_too_many_is_refused_and_the_others_can_end(gate:
     await gate.as_worker().complete(**under(offer), artifacts=["file:///out"])
 
     raised = await gate.as_admin().set_budget(quantity="tasks", monthly=5)
-    assert [(one.used, one.monthly, one.percent, one.reached) for one in raised.budgets] == [(3, 5, 60, False)]
+    assert [(budget.used, budget.monthly, budget.percent, budget.reached)
+            for budget in raised.budgets] == [(3, 5, 60, False)]
     await gate.create()
     await gate.create()
     with refused("quota_exceeded"):
@@ -149,4 +151,5 @@ async def test_a_tenant_has_its_own_budgets_and_the_operator_may_set_them(gate: 
     with refused("tenant_not_found"):
         await stranger.as_admin().get_budgets(tenant=gate.tenant_id)
     shown = (await operator.get_budgets(tenant=gate.tenant_id)).budgets
-    assert [(one.quantity, one.percent, one.reached) for one in shown] == [("payload_byte_hours", 100.0, True)]
+    assert [(budget.quantity, budget.percent, budget.reached)
+            for budget in shown] == [("payload_byte_hours", 100.0, True)]

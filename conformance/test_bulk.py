@@ -36,7 +36,7 @@ async def done(view: harness.View, **asked: Any) -> Any:
 async def make(gate: harness.Gate, number: int, **fields: Any) -> list[str]:
     """Create tasks at once; return their ids."""
     tasks = [{"type": "demo", "payload": {"n": n}, **fields} for n in range(number)]
-    return [one.task_id for one in (await gate.as_agent().create_tasks(tasks=tasks)).results]
+    return [task.task_id for task in (await gate.as_agent().create_tasks(tasks=tasks)).results]
 
 
 async def fail(gate: harness.Gate, **fields: Any) -> str:
@@ -65,22 +65,22 @@ async def records(gate: harness.Gate, tasks: list[str]) -> list[wire.TaskRecord]
 async def test_a_preview_counts_and_shows_some_and_changes_nothing(gate: harness.Gate) -> None:
     made = await make(gate, 12)
     async with gate.unchanged():
-        found = await gate.as_admin().preview_bulk(action="cancel", type="demo")
+        preview = await gate.as_admin().preview_bulk(action="cancel", type="demo")
 
-    assert (found.action, found.matches, found.at_least) == ("cancel", 12, False)
-    assert [one.task_id for one in found.sample] == made[:1:-1]
-    assert (found.sample[0].status, found.sample[0].type, str(found.sample[0].created_by)) == (
+    assert (preview.action, preview.matches, preview.at_least) == ("cancel", 12, False)
+    assert [task.task_id for task in preview.sample] == made[:1:-1]
+    assert (preview.sample[0].status, preview.sample[0].type, str(preview.sample[0].created_by)) == (
         "queued", "demo", "agent ada")
-    assert found.expires_at.timestamp() == pytest.approx(gate.now() + 900, abs=30)
+    assert preview.expires_at.timestamp() == pytest.approx(gate.now() + 900, abs=30)
 
 
 async def test_a_preview_stops_counting(gate: harness.Gate) -> None:
     for _ in range(3):
         await make(gate, 400)
 
-    found = await gate.as_admin().preview_bulk(action="cancel")
+    preview = await gate.as_admin().preview_bulk(action="cancel")
 
-    assert (found.matches, found.at_least) == (1000, True)
+    assert (preview.matches, preview.at_least) == (1000, True)
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [
@@ -107,7 +107,7 @@ async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: harness.G
     middle = datetime.fromtimestamp(gate.now() - 1800, UTC)
 
     async def found(**asked: Any) -> list[str]:
-        return [one.task_id for one in (await gate.as_admin().preview_bulk(action="cancel", **asked)).sample]
+        return [task.task_id for task in (await gate.as_admin().preview_bulk(action="cancel", **asked)).sample]
 
     assert await found(created_before=middle) == [old]
     assert await found(created_after=middle) == [new]
@@ -120,7 +120,7 @@ async def test_a_sample_names_what_each_task_is_about(gate: harness.Gate) -> Non
 
     sample = (await gate.as_admin().preview_bulk(action="cancel")).sample
 
-    assert [one.task_summary for one in sample] == ["The page on rivers", None]
+    assert [task.task_summary for task in sample] == ["The page on rivers", None]
 
 
 async def test_tasks_that_come_later_are_not_meant(gate: harness.Gate) -> None:
@@ -169,10 +169,10 @@ async def test_tasks_get_another_priority_and_are_offered_by_it(gate: harness.Ga
     leased = await done(gate.as_admin(), action="prioritize", type="c", priority=9)
 
     assert (record.done, leased.done) == (1, 1)
-    assert [one.priority for one in await records(gate, [first, second, offer.task_id])] == [0, 7, 9]
-    assert [one.task_id for one in (await gate.as_worker().lease_next(max_tasks=2)).tasks] == [second, first]
+    assert [task.priority for task in await records(gate, [first, second, offer.task_id])] == [0, 7, 9]
+    assert [task.task_id for task in (await gate.as_worker().lease_next(max_tasks=2)).tasks] == [second, first]
     told = (await gate.as_agent().get_task_history(task_id=second)).events
-    event = next(one for one in told if one.event_type == "task.reprioritized")
+    event = next(change for change in told if change.event_type == "task.reprioritized")
     assert msgspec.json.decode(event.payload) == {"before": 0, "priority": 7, "by": {"kind": "human", "id": "root"}}
     again = await done(gate.as_admin(), action="prioritize", type="b", priority=7)
     assert (again.matches, again.done) == (0, 0)
@@ -203,8 +203,8 @@ async def test_two_bulks_at_once_run_no_task_again_twice(gate: harness.Gate) -> 
 
     told = await asyncio.gather(*(view.run_bulk(confirmation=order) for view, order in orders))
 
-    assert sum(one.done for one in told) == sum(one.skipped for one in told) == 3
-    assert [one.ended for one in told] == [True, True]
+    assert sum(record.done for record in told) == sum(record.skipped for record in told) == 3
+    assert [record.ended for record in told] == [True, True]
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 3
 
 
@@ -297,7 +297,7 @@ async def test_two_that_carry_out_the_same_at_once_do_nothing_twice(gate: harnes
     for _ in range(8):
         told = await asyncio.gather(*(view.run_bulk(confirmation=confirmation, max_tasks=2) for view in views))
 
-    assert {(one.done, one.skipped, one.ended) for one in told} == {(12, 0, True)}
+    assert {(record.done, record.skipped, record.ended) for record in told} == {(12, 0, True)}
     assert len((await gate.as_admin().list_tasks(status="queued", limit=50)).tasks) == 12
 
 
@@ -326,10 +326,10 @@ async def test_only_an_admin_who_may_write_carries_out(gate: harness.Gate) -> No
     with harness.refused("forbidden"):
         await reader.run_bulk(confirmation=confirmation)
     for view in (gate.as_agent(), gate.as_worker()):
-        for name, said in (("preview_bulk", {"action": "cancel"}), ("run_bulk", {"confirmation": confirmation}),
-                           ("get_bulk", {"bulk_id": "x"})):
+        for name, arguments in (("preview_bulk", {"action": "cancel"}), ("run_bulk", {"confirmation": confirmation}),
+                                ("get_bulk", {"bulk_id": "x"})):
             with harness.refused("forbidden"):
-                await getattr(view, name)(**said)
+                await getattr(view, name)(**arguments)
 
 
 async def test_a_confirmation_is_good_for_its_caller_and_its_tenant_alone(gate: harness.Gate) -> None:
@@ -392,9 +392,10 @@ async def test_the_tasks_of_another_tenant_are_not_touched(gate: harness.Gate) -
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("fields", [
     {"action": "prioritize"}, {"action": "cancel", "priority": 3}, {"action": "delete"},
     {"action": "cancel", "created_by_kind": "agent"}])
-async def test_a_request_that_says_too_little_or_too_much_is_refused(gate: harness.Gate, said: dict[str, Any]) -> None:
+async def test_a_request_that_says_too_little_or_too_much_is_refused(gate: harness.Gate,
+                                                                     fields: dict[str, Any]) -> None:
     with harness.refused("invalid_request"):
-        await gate.as_admin().preview_bulk(**said)
+        await gate.as_admin().preview_bulk(**fields)

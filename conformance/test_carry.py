@@ -23,17 +23,17 @@ pytestmark = pytest.mark.anyio
 
 async def exported(gate: Gate, limit: int | None = None) -> list[stored.Receipt]:
     """Export all stored receipts of a tenant."""
-    found: list[stored.Receipt] = []
-    while page := (await gate.as_admin().export_receipts(after=found[-1].receipt_id if found else None,
+    receipts: list[stored.Receipt] = []
+    while page := (await gate.as_admin().export_receipts(after=receipts[-1].receipt_id if receipts else None,
                                                          limit=limit)).receipts:
-        found += [msgspec.convert({**asdict(one)}, stored.Receipt) for one in page]
-    return found
+        receipts += [msgspec.convert({**asdict(receipt)}, stored.Receipt) for receipt in page]
+    return receipts
 
 
 async def import_all(gate: Gate, receipts: list[stored.Receipt]) -> wire_receipts.Imported:
     """Import receipts into a tenant."""
-    answer: wire_receipts.Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(one))
-                                                                                     for one in receipts])
+    answer: wire_receipts.Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(receipt))
+                                                                                     for receipt in receipts])
     return answer
 
 
@@ -63,7 +63,8 @@ async def test_every_receipt_comes_along_as_it_is(source: Gate, limit: int | Non
 
     assert (answer.imported, answer.present, answer.refused) == (len(receipts), 0, [])
     assert await exported(other) == receipts
-    assert [receipt_digest(one) for one in await exported(other)] == [receipt_digest(one) for one in receipts]
+    assert [receipt_digest(receipt) for receipt in await exported(other)] == [receipt_digest(receipt)
+                                                                              for receipt in receipts]
 
 
 async def test_what_is_owed_there_is_owed_here(source: Gate) -> None:
@@ -71,20 +72,22 @@ async def test_what_is_owed_there_is_owed_here(source: Gate) -> None:
 
     await import_all(other, await exported(source))
 
-    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
+    assert [receipt.receipt_id for receipt in await other.owed()] == [receipt.receipt_id
+                                                                      for receipt in await source.owed()]
     assert len(await other.owed()) == 1
 
 
 async def test_an_obligation_closes_whether_its_end_comes_with_it_or_later(source: Gate) -> None:
     other, receipts = source.stranger(), await exported(source)
-    at = next(at for at, one in enumerate(receipts) if one.receipt_type == "task.completed")
+    at = next(at for at, receipt in enumerate(receipts) if receipt.receipt_type == "task.completed")
 
     await import_all(other, receipts[:at])
-    before = [one.receipt_id for one in await other.owed()]
+    before = [receipt.receipt_id for receipt in await other.owed()]
     await import_all(other, receipts[at:])
 
     assert before == [receipts[0].receipt_id]
-    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
+    assert [receipt.receipt_id for receipt in await other.owed()] == [receipt.receipt_id
+                                                                      for receipt in await source.owed()]
 
 
 async def test_again_is_no_error_and_writes_nothing(source: Gate) -> None:
@@ -104,21 +107,22 @@ async def test_a_receipt_that_is_there_otherwise_is_told_and_not_written_over(so
     async with other.unchanged():
         answer = await import_all(other, [change(receipts[0], body="{}"), replace(receipts[1], created_at=1.0)])
 
-    assert [(one.receipt_id, one.reason) for one in answer.refused] == [
-        (one.receipt_id, "differs") for one in receipts[:2]]
+    assert [(refusal.receipt_id, refusal.reason) for refusal in answer.refused] == [
+        (receipt.receipt_id, "differs") for receipt in receipts[:2]]
 
 
 UNSOUND: dict[str, tuple[str, Callable[[stored.Receipt], stored.Receipt]]] = {
-    "a changed body": ("wrong_hash", lambda one: replace(one, body="{}")),
-    "a body that is not JSON": ("wrong_hash", lambda one: replace(one, body="{")),
-    "a sender that nobody stated": ("wrong_hash", lambda one: replace(one, from_id="eve")),
-    "a parent twice": ("wrong_hash", lambda one: change(one, parents=(one.parents[0],) * 2)),
-    "a parent that is not here": ("parent_missing", lambda one: change(one, parents=("none",))),
-    "too many parents": ("parent_missing", lambda one: change(one, parents=tuple(f"{at}" for at in range(11)))),
-    "a body that is too large": ("too_large", lambda one: change(one, body=f'"{"x" * 70_000}"')),
-    "an id from the future": ("too_young", lambda one: replace(one, receipt_id=f"ffffffff{one.receipt_id[8:]}")),
-    "the same fact under another id": ("stated_already", lambda one: replace(
-        one, receipt_id=f"{one.receipt_id[:-4]}0000")),
+    "a changed body": ("wrong_hash", lambda receipt: replace(receipt, body="{}")),
+    "a body that is not JSON": ("wrong_hash", lambda receipt: replace(receipt, body="{")),
+    "a sender that nobody stated": ("wrong_hash", lambda receipt: replace(receipt, from_id="eve")),
+    "a parent twice": ("wrong_hash", lambda receipt: change(receipt, parents=(receipt.parents[0],) * 2)),
+    "a parent that is not here": ("parent_missing", lambda receipt: change(receipt, parents=("none",))),
+    "too many parents": ("parent_missing", lambda receipt: change(receipt, parents=tuple(f"{at}" for at in range(11)))),
+    "a body that is too large": ("too_large", lambda receipt: change(receipt, body=f'"{"x" * 70_000}"')),
+    "an id from the future": ("too_young",
+                              lambda receipt: replace(receipt, receipt_id=f"ffffffff{receipt.receipt_id[8:]}")),
+    "the same fact under another id": ("stated_already", lambda receipt: replace(
+        receipt, receipt_id=f"{receipt.receipt_id[:-4]}0000")),
 }
 
 
@@ -130,7 +134,7 @@ async def test_what_is_unsound_is_refused_and_the_others_are_not(source: Gate, w
 
     answer = await import_all(other, offered)
 
-    assert [one.reason for one in answer.refused] == [reason]
+    assert [refusal.reason for refusal in answer.refused] == [reason]
     assert await exported(other) == offered[:-1]
 
 
@@ -139,7 +143,7 @@ async def test_what_was_erased_stays_erased_elsewhere_and_owes_nothing(gate: Gat
     former = await exported(gate)
     await erase(gate)
     other, receipts = gate.stranger(), await exported(gate)
-    erased = {one.receipt_id for one in receipts if read_note(one.body)}
+    erased = {receipt.receipt_id for receipt in receipts if read_note(receipt.body)}
 
     for part in (receipts[:7], receipts[7:], receipts, former):     # also what they were before: it does not come back
         answer = await import_all(other, part)
@@ -147,18 +151,20 @@ async def test_what_was_erased_stays_erased_elsewhere_and_owes_nothing(gate: Gat
 
     there = await exported(other)
     assert len(erased) > 5
-    assert {one.receipt_id for one in there if read_note(one.body)} == erased
-    assert [receipt_digest(one) for one in there] == [receipt_digest(one) for one in receipts]
-    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await gate.owed()]
+    assert {receipt.receipt_id for receipt in there if read_note(receipt.body)} == erased
+    assert [receipt_digest(receipt) for receipt in there] == [receipt_digest(receipt) for receipt in receipts]
+    assert [receipt.receipt_id for receipt in await other.owed()] == [receipt.receipt_id
+                                                                      for receipt in await gate.owed()]
     assert await problems_of(other) == []
     ended = (await other.as_admin().list_erasures()).erasures
-    assert {one.pseudonym for one in ended} == {f"erased-{note.erasure_id}" for one in receipts
-                                                if (note := read_note(one.body))}
-    assert all(one.ended for one in ended)
+    assert {erasure.pseudonym for erasure in ended} == {f"erased-{note.erasure_id}" for receipt in receipts
+                                                        if (note := read_note(receipt.body))}
+    assert all(erasure.ended for erasure in ended)
 
     third = other.stranger()        # and once more, from the gate that has imported them
     await import_all(third, there)
-    assert [receipt_digest(one) for one in await exported(third)] == [receipt_digest(one) for one in receipts]
+    assert [receipt_digest(receipt) for receipt in await exported(third)] == [receipt_digest(receipt)
+                                                                              for receipt in receipts]
     assert await problems_of(third) == []
 
 
@@ -173,13 +179,15 @@ async def test_a_schedule_whose_party_was_erased_is_owed_nowhere(gate: Gate, kin
     answer = await import_all(other, receipts)
 
     assert answer.refused == []
-    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await gate.owed()]
+    assert [receipt.receipt_id for receipt in await other.owed()] == [receipt.receipt_id
+                                                                      for receipt in await gate.owed()]
     assert await problems_of(other) == []
 
 
 async def test_a_receipt_that_is_here_keeps_its_content_when_it_is_offered_as_erased(source: Gate) -> None:
     receipts = await exported(source)
-    emptied = [replace(one, salt="", body=write_note(one.receipt_id, receipt_digest(one).hex())) for one in receipts]
+    emptied = [replace(receipt, salt="", body=write_note(receipt.receipt_id, receipt_digest(receipt).hex()))
+               for receipt in receipts]
 
     async with source.unchanged():
         answer = await import_all(source, emptied)
@@ -192,12 +200,12 @@ async def test_an_obligation_is_discharged_once(gate: Gate, together: bool) -> N
     """By the first receipt that comes, whether the second one comes with it or later."""
     await gate.finished()
     other, receipts = gate.stranger(), await exported(gate)
-    end = next(one for one in receipts if one.receipt_type == "task.completed")
+    end = next(receipt for receipt in receipts if receipt.receipt_type == "task.completed")
     second = change(end, receipt_id=f"{end.receipt_id[:-6]}ffffff", receipt_key="another", receipt_type="task.failed")
 
     answers = [await import_all(other, part) for part in ([[*receipts, second]] if together else [receipts, [second]])]
 
-    [refused] = [one for answer in answers for one in answer.refused]
+    [refused] = [refusal for answer in answers for refusal in answer.refused]
     assert (refused.receipt_id, refused.reason) == (second.receipt_id, "discharged_already")
     assert end.receipt_id in refused.message
     assert await exported(other) == receipts
@@ -205,7 +213,7 @@ async def test_an_obligation_is_discharged_once(gate: Gate, together: bool) -> N
 
 
 async def test_a_success_is_refused_of_a_task_that_is_here_and_has_not_succeeded(source: Gate) -> None:
-    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    completed = next(receipt for receipt in await exported(source) if receipt.receipt_type == "task.completed")
     task_id = await source.create()
     unlocated = change(completed, receipt_id=f"{completed.receipt_id[:-6]}ffffff", receipt_key="another",
                        task_id=task_id, parents=())
@@ -213,11 +221,11 @@ async def test_a_success_is_refused_of_a_task_that_is_here_and_has_not_succeeded
     async with source.unchanged():
         answer = await import_all(source, [unlocated])
 
-    assert [one.reason for one in answer.refused] == ["contradicts_task"]
+    assert [refusal.reason for refusal in answer.refused] == ["contradicts_task"]
 
 
 async def test_an_erased_receipt_ends_no_task_that_is_owed_here(source: Gate) -> None:
-    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    completed = next(receipt for receipt in await exported(source) if receipt.receipt_type == "task.completed")
     leased = await source.leased()
     forged = replace(completed, receipt_id=f"{completed.receipt_id[:-6]}000000", receipt_key="forged", salt="",
                      task_id=leased.task_id, parents=(leased.obligation_receipt_id,),
@@ -226,11 +234,11 @@ async def test_an_erased_receipt_ends_no_task_that_is_owed_here(source: Gate) ->
     async with source.unchanged():
         answer = await import_all(source, [forged])
 
-    assert [one.reason for one in answer.refused] == ["contradicts_task"]
+    assert [refusal.reason for refusal in answer.refused] == ["contradicts_task"]
 
 
 async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate) -> None:
-    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    completed = next(receipt for receipt in await exported(source) if receipt.receipt_type == "task.completed")
     leased = await source.claim() or await source.leased()
     duty = leased.obligation_receipt_id
     forged = [change(completed, receipt_id=f"{completed.receipt_id[:-6]}00000{at}", receipt_key=f"forged {at}",
@@ -239,7 +247,7 @@ async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate)
     async with source.unchanged():
         answer = await import_all(source, forged)
 
-    assert [one.reason for one in answer.refused] == ["contradicts_task"] * 2
+    assert [refusal.reason for refusal in answer.refused] == ["contradicts_task"] * 2
     await source.as_worker().complete(**under(leased), result={}, artifacts=[{"uri": "x"}])
 
 
@@ -250,7 +258,7 @@ async def test_the_receipts_of_a_task_that_is_here_come_back_when_they_agree_wit
 
     answer = await import_all(source, [again])
 
-    assert [one.reason for one in answer.refused] == ["contradicts_task"]
+    assert [refusal.reason for refusal in answer.refused] == ["contradicts_task"]
     assert task_id in answer.refused[0].message
 
 
@@ -261,13 +269,13 @@ async def test_receipts_that_are_older_than_a_seal_get_one_of_their_own(source: 
 
     await import_all(other, receipts[:4])
     await import_all(other, receipts[4:])
-    found = await checked(other)
+    report = await checked(other)
 
-    assert (found.problems, found.unsealed) == ([], 0)
-    assert found.seals == 3
+    assert (report.problems, report.unsealed) == ([], 0)
+    assert report.seals == 3
     listed = (await other.as_admin().list_seals()).seals
-    assert [one.late for one in listed[1:]] == [[one.receipt_id for one in part]
-                                                for part in (receipts[:4], receipts[4:])]
+    assert [seal.late for seal in listed[1:]] == [[receipt.receipt_id for receipt in part]
+                                                  for part in (receipts[:4], receipts[4:])]
 
 
 async def test_receipts_that_are_younger_than_all_seals_are_covered_by_the_next(source: Gate) -> None:
@@ -275,9 +283,9 @@ async def test_receipts_that_are_younger_than_all_seals_are_covered_by_the_next(
     await import_all(other, receipts)
     await other.as_admin().seal_receipts()
 
-    found = await checked(other)
+    report = await checked(other)
 
-    assert (found.problems, found.unsealed, found.seals) == ([], 0, 1)
+    assert (report.problems, report.unsealed, report.seals) == ([], 0, 1)
 
 
 async def test_export_and_import_are_for_an_admin(gate: Gate) -> None:

@@ -162,13 +162,13 @@ async def test_the_ttl_of_the_claim_goes_before_that_of_the_task(gate: harness.G
 
 
 async def test_an_offer_carries_all_that_a_worker_needs(gate: harness.Gate) -> None:
-    said = {"type": "demo", "payload_pointer": "s3://in", "principal_ai": "claude", "task_summary": "sum",
-            "instructions": "do", "expected_outcome_kind": "file", "expected_artifact_mime": "text/csv",
-            "result_delivery": "inline"}
-    offer = await gate.leased(payload={"a": 1}, requirements={"capabilities": []}, **said)
+    terms = {"type": "demo", "payload_pointer": "s3://in", "principal_ai": "claude", "task_summary": "sum",
+             "instructions": "do", "expected_outcome_kind": "file", "expected_artifact_mime": "text/csv",
+             "result_delivery": "inline"}
+    offer = await gate.leased(payload={"a": 1}, requirements={"capabilities": []}, **terms)
 
     task = await gate.task(offer.task_id)
-    assert {name: getattr(offer, name) for name in said} == said
+    assert {name: getattr(offer, name) for name in terms} == terms
     assert msgspec.json.decode(offer.payload) == {"a": 1}
     assert msgspec.json.decode(offer.requirements) == {"capabilities": []}
     assert (offer.created_by.kind, offer.created_by.id, offer.tenant_id) == ("agent", "ada", gate.tenant_id)

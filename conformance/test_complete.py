@@ -53,14 +53,14 @@ async def test_a_located_success_discharges_the_duty(gate: harness.Gate, where: 
     assert await gate.anomalies() == []
 
 
-@pytest.mark.parametrize(("shape", "found"), [
+@pytest.mark.parametrize(("shape", "listed"), [
     (WHERE, WHERE), ({"pointers": WHERE}, WHERE), (WHERE[0], WHERE), ({"pointers": WHERE[0]}, WHERE)], ids=range(4))
-async def test_artifacts_come_in_three_shapes(gate: harness.Gate, shape: Any, found: Any) -> None:
+async def test_artifacts_come_in_three_shapes(gate: harness.Gate, shape: Any, listed: Any) -> None:
     offer = await gate.leased()
 
     await gate.as_worker().complete(**harness.under(offer, artifacts=shape))
 
-    assert harness.body(await gate.receipt(offer.task_id, "task.completed"))["artifacts"] == found
+    assert harness.body(await gate.receipt(offer.task_id, "task.completed"))["artifacts"] == listed
     assert await gate.owed() == []
 
 
@@ -268,10 +268,10 @@ async def test_a_large_result_enters_a_receipt_as_its_hash_size_and_how_to_fetch
 
     await gate.as_worker().complete(**harness.under(offer, result=result, artifacts=WHERE))
 
-    said, text = harness.body(await gate.receipt(offer.task_id, "task.completed")), msgspec.json.encode(result)
-    assert "result_payload" not in said
-    assert (said["result_sha256"], said["result_bytes"]) == (hashlib.sha256(text).hexdigest(), len(text))
-    assert said["how_to_retrieve"] == {"operation": "get_task", "task_id": offer.task_id}
+    body, text = harness.body(await gate.receipt(offer.task_id, "task.completed")), msgspec.json.encode(result)
+    assert "result_payload" not in body
+    assert (body["result_sha256"], body["result_bytes"]) == (hashlib.sha256(text).hexdigest(), len(text))
+    assert body["how_to_retrieve"] == {"operation": "get_task", "task_id": offer.task_id}
 
 
 @pytest.mark.parametrize(("size", "inside"), [(16_384, True), (16_385, False)])
@@ -289,8 +289,8 @@ async def test_the_receipt_keeps_summary_and_metadata(gate: harness.Gate) -> Non
     more = {"result_summary": "done", "completion_metadata": {"ms": 5}}
     await gate.as_worker().complete(**harness.under(offer, artifacts=WHERE, **more))
 
-    said = harness.body(await gate.receipt(offer.task_id, "task.completed"))
-    assert (said["result_summary"], said["completion_metadata"]) == ("done", {"ms": 5})
+    body = harness.body(await gate.receipt(offer.task_id, "task.completed"))
+    assert (body["result_summary"], body["completion_metadata"]) == ("done", {"ms": 5})
 
 
 async def test_a_waiting_worker_cannot_complete_a_task_in_the_queue(gate: harness.Gate) -> None:

@@ -106,8 +106,8 @@ async def test_sigterm_under_load_answers_the_waiting_keeps_the_acknowledged_and
     async with serving(database, **HASTY, **own_tenant()) as server, aclosing(Load(server, 1)) as load:
         idle = [load.client(f"w-idle{n}") for n in range(10)]
         async with load.running():
-            polls = [asyncio.create_task(one.ask("lease_next", wait_seconds=30, accept_types=["none of these"]))
-                     for one in idle]
+            polls = [asyncio.create_task(client.ask("lease_next", wait_seconds=30, accept_types=["none of these"]))
+                     for client in idle]
             await load.grown(500)
             load.stopping = True
             status = await server.stop(signal.SIGTERM)

@@ -38,15 +38,15 @@ async def test_a_task_that_says_nothing_gets_the_defaults_of_spec_19(gate: Gate)
 
 
 async def test_a_task_keeps_all_that_its_creator_said(gate: Gate) -> None:
-    said: dict[str, Any] = {
+    terms: dict[str, Any] = {
         "task_summary": "sum", "instructions": "do", "success_criteria": ["a", {"b": 1}], "result_delivery": "artifact",
         "expected_outcome_kind": "file", "expected_artifact_mime": "text/csv", "principal_ai": "claude",
         "payload_pointer": "s3://in", "priority": -3, "max_attempts": 7, "retry_backoff_seconds": 11,
         "max_expiries": 2, "idempotency_key": "k"}
 
-    task = await gate.task(await gate.create(timeouts={"lease_ttl_seconds": 77}, **said))
+    task = await gate.task(await gate.create(timeouts={"lease_ttl_seconds": 77}, **terms))
 
-    assert {name: getattr(task, name) for name in said} == said
+    assert {name: getattr(task, name) for name in terms} == terms
     assert task.timeouts is not None
     assert task.timeouts.lease_ttl_seconds == 77
 
@@ -227,5 +227,5 @@ async def test_nothing_turns_the_assignment_off(gate: Gate) -> None:
     """Spec 18.6 names `emit_assignment_receipt`; the receipt is the obligation (PH.1), so there is no such choice."""
     task_id = await gate.create(emit_assignment_receipt=False)
 
-    assert [one.receipt_type for one in await gate.receipts(task_id)] == ["task.assigned"]
-    assert [one.task_id for one in await gate.owed()] == [task_id]
+    assert [receipt.receipt_type for receipt in await gate.receipts(task_id)] == ["task.assigned"]
+    assert [receipt.task_id for receipt in await gate.owed()] == [task_id]

@@ -145,9 +145,9 @@ async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate
 async def test_a_tenant_goes_as_a_whole_and_its_neighbour_stays_as_it_is(gate: Gate) -> None:
     operator, other = gate.beside(default_tenant_id=gate.tenant_id).as_admin(), gate.stranger()
     neighbour = gate.stranger()
-    for one in (other, neighbour):
-        await live(one)
-        await operator.create_tenant(tenant=one.tenant_id, name=f"{MARK} {one.tenant_id}")
+    for peer in (other, neighbour):
+        await live(peer)
+        await operator.create_tenant(tenant=peer.tenant_id, name=f"{MARK} {peer.tenant_id}")
     before = await neighbour.everything()
 
     report = await operator.erase_tenant(tenant=other.tenant_id, confirm=other.tenant_id)

@@ -27,8 +27,8 @@ async def told(gate: Gate, to: EscalationTarget = FALLBACK) -> list[wire.Receipt
     """Return the escalations in a principal's inbox."""
     view = gate.as_caller(to.to_kind, to.to_id, "worker" if to.to_kind == "worker" else "agent")
     page = await view.list_receipts(receipt_type="task.escalated")
-    found: list[wire.ReceiptRecord] = page.receipts
-    return found
+    receipts: list[wire.ReceiptRecord] = page.receipts
+    return receipts
 
 
 async def test_nothing_is_escalated_unless_that_is_enabled(make_gate: MakeGate) -> None:
@@ -46,10 +46,10 @@ async def test_a_lost_lease_is_told_to_the_target_once(make_gate: MakeGate) -> N
     await gate.lose(offer)
     await gate.wait(600)
 
-    (one,) = await told(gate)
-    assert (one.sender.kind, one.to.id, one.lease_id) == ("asyncgate", "fallback", offer.lease_id)
-    assert one.parents == [offer.obligation_receipt_id]
-    assert body(one) == {
+    (receipt,) = await told(gate)
+    assert (receipt.sender.kind, receipt.to.id, receipt.lease_id) == ("asyncgate", "fallback", offer.lease_id)
+    assert receipt.parents == [offer.obligation_receipt_id]
+    assert body(receipt) == {
         "escalation_class": 1, "escalation_reason": "lease_expired", "attempt": 0, "expiries": 1, "type": offer.type,
         "escalation_to": {"kind": "worker", "id": "fallback"}, "previous_worker_id": "w1", "schema_version": "1",
         "expected_artifact_mime": "text/html"}
@@ -58,14 +58,14 @@ async def test_a_lost_lease_is_told_to_the_target_once(make_gate: MakeGate) -> N
 async def test_an_escalation_moves_nothing(make_gate: MakeGate) -> None:
     gate, plain = make_gate(**escalating()), make_gate()
     tasks, owed = [], []
-    for one in (gate, plain):
-        offer = await one.leased()
-        await one.lose(offer)
-        task = await one.task(offer.task_id)
+    for peer in (gate, plain):
+        offer = await peer.leased()
+        await peer.lose(offer)
+        task = await peer.task(offer.task_id)
         tasks.append((task.status, task.attempt, task.expiries, task.created_by, task.obligation_open))
-        owed.append(len((await one.as_agent("ada").list_open_obligations()).open_obligations))
-        assert (await one.as_worker("fallback").list_open_obligations()).open_obligations == []
-        checked = await one.as_agent("ada").check_terminator(parent_receipt_id=offer.obligation_receipt_id)
+        owed.append(len((await peer.as_agent("ada").list_open_obligations()).open_obligations))
+        assert (await peer.as_worker("fallback").list_open_obligations()).open_obligations == []
+        checked = await peer.as_agent("ada").check_terminator(parent_receipt_id=offer.obligation_receipt_id)
         assert not checked.has_terminator
 
     assert tasks[0] == tasks[1]
@@ -91,7 +91,7 @@ async def test_every_lost_lease_is_a_cause_of_its_own(make_gate: MakeGate) -> No
     assert again is not None
     await gate.lose(again)
 
-    assert [one.lease_id for one in await told(gate)] == [offer.lease_id, again.lease_id]
+    assert [receipt.lease_id for receipt in await told(gate)] == [offer.lease_id, again.lease_id]
 
 
 async def test_a_lease_that_is_given_back_is_not_escalated(make_gate: MakeGate) -> None:
@@ -110,8 +110,8 @@ async def test_the_payload_may_name_another_class(make_gate: MakeGate) -> None:
         await gate.leased(payload=payload)
     await gate.wait(301)
 
-    assert [body(one)["escalation_class"] for one in await told(gate, HUMAN)] == [2]
-    assert [body(one)["escalation_class"] for one in await told(gate)] == [1, 1, 1]
+    assert [body(receipt)["escalation_class"] for receipt in await told(gate, HUMAN)] == [2]
+    assert [body(receipt)["escalation_class"] for receipt in await told(gate)] == [1, 1, 1]
 
 
 async def test_spent_attempts_are_escalated_and_a_final_failure_is_not(make_gate: MakeGate) -> None:
@@ -120,8 +120,8 @@ async def test_spent_attempts_are_escalated_and_a_final_failure_is_not(make_gate
         offer = await gate.leased(max_attempts=max_attempts)
         await gate.as_worker().fail(**under(offer, retryable=retryable, error="no"))
 
-    (one,) = await told(gate, HUMAN)
-    assert body(one)["escalation_reason"] == "max_retries_exceeded"
+    (receipt,) = await told(gate, HUMAN)
+    assert body(receipt)["escalation_reason"] == "max_retries_exceeded"
     assert await told(gate) == []
 
 

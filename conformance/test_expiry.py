@@ -194,8 +194,8 @@ async def test_a_lost_lease_is_told_to_the_owner(gate: harness.Gate) -> None:
     told = await gate.receipt(offer.task_id, "lease.expired")
     assert (told.sender.kind, str(told.to), told.lease_id) == ("asyncgate", "agent ada", offer.lease_id)
     assert told.parents == [accepted.receipt_id]
-    said = {"task_id": offer.task_id, "previous_worker_id": "w1", "attempt": 0, "requeued": True, "reason": "expired"}
-    assert said.items() <= harness.body(told).items()
+    body = {"task_id": offer.task_id, "previous_worker_id": "w1", "attempt": 0, "requeued": True, "reason": "expired"}
+    assert body.items() <= harness.body(told).items()
     assert len(await gate.owed()) == 1
 
 

@@ -271,7 +271,7 @@ async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate
     told = await ask(task_id)
 
     assert names(told) == ["claimable"]
-    assert [one.worker.id for one in told.evidence.workers or ()] == ["w2"]
+    assert [fact.worker.id for fact in told.evidence.workers or ()] == ["w2"]
 
 
 async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate: harness.Gate, ask: Ask) -> None:
@@ -371,7 +371,7 @@ async def test_those_who_ask_lack_a_capability(gate: harness.Gate, ask: Ask) -> 
 
     assert names(told) == ["no_worker"]
     assert (told.evidence.needed, told.evidence.missing) == (["gpu", "web"], ["gpu"])
-    assert [(one.worker.id, one.capabilities) for one in told.evidence.workers or ()] == [
+    assert [(worker.worker.id, worker.capabilities) for worker in told.evidence.workers or ()] == [
         ("w2", ["pdf"]), ("w1", ["web"])]
     assert told.summary == ("No worker that can take demo, which requires gpu and web, has asked for work: gpu is "
                             "missing.")
@@ -414,7 +414,7 @@ async def test_the_worker_that_could_do_it_no_longer_asks(gate: harness.Gate, as
     assert names(told) == ["no_worker"]
     assert told.evidence.since is not None
     assert abs(told.evidence.since.timestamp() - asked) < 10
-    assert [one.worker.id for one in told.evidence.workers or ()] == ["w1"]
+    assert [worker.worker.id for worker in told.evidence.workers or ()] == ["w1"]
     assert re.fullmatch(r"No worker that can take demo has asked for work for 3 min( \d+ s)?; the last one was worker "
                         r"w1\.", told.summary)
 
@@ -431,7 +431,7 @@ async def test_a_stall_is_the_first_cause_while_the_leases_of_silent_workers_las
     assert names(told) == ["no_worker", "lease_quota", "behind"]
     assert re.fullmatch(r"No worker that can take demo has asked for work for 2\d min; 3 leases are without a sign of "
                         r"life\.", told.summary)
-    assert {(one.worker.id, one.holding) for one in told.evidence.workers or ()} == {("w1", 1), ("w2", 1), ("w3", 1)}
+    assert {(fact.worker.id, fact.holding) for fact in told.evidence.workers or ()} == {("w1", 1), ("w2", 1), ("w3", 1)}
     [queue] = (await gate.as_admin().list_queues()).queues
     assert queue.workers == 0
 
@@ -477,7 +477,7 @@ async def test_those_who_can_do_it_are_busy(gate: harness.Gate, ask: Ask) -> Non
     told = await ask(task_id)
 
     assert names(told) == ["workers_busy"]
-    assert [(one.worker.id, one.holding) for one in told.evidence.workers or ()] == [("w1", 2)]
+    assert [(worker.worker.id, worker.holding) for worker in told.evidence.workers or ()] == [("w1", 2)]
     assert re.match(r"No worker that can take demo has asked for work for 3 min( \d+ s)?: 1 worker is busy with 2 "
                     r"leases; the last sign of life came ", told.summary)
 
@@ -489,7 +489,7 @@ async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: harness.Gate,
     told = await ask(task_id)
 
     assert names(told) == ["claimable"]
-    assert [one.worker.id for one in told.evidence.workers or ()] == ["w1"]
+    assert [worker.worker.id for worker in told.evidence.workers or ()] == ["w1"]
     assert await gate.claim() is not None
 
 
@@ -522,14 +522,14 @@ async def test_a_success_whose_result_is_known_is_over(gate: harness.Gate, ask: 
 LONG_ERROR = f"line one\nline two {'x' * 300}"
 
 
-@pytest.mark.parametrize(("error", "said", "reason"), [
+@pytest.mark.parametrize(("error", "cause", "reason"), [
     ({"code": "Timeout", "message": "the page does not answer (3)."}, "the page does not answer (3)",
      "the page does not answer (3)."),
     ({"why": [1, 2]}, '{"why":[1,2]}', '{"why":[1,2]}'),
     (LONG_ERROR, f"line one line two {'x' * 181}…", LONG_ERROR),
     (None, "no error was given", None)], ids=["message", "no message", "long", "nothing"])
 async def test_a_failed_task_says_after_how_many_attempts_and_why(
-        gate: harness.Gate, error: Any, said: str, reason: str | None) -> None:
+        gate: harness.Gate, error: Any, cause: str, reason: str | None) -> None:
     task_id = await gate.create(max_attempts=2, retry_backoff_seconds=0)
     for _ in range(2):
         offer = await gate.claim()
@@ -540,27 +540,27 @@ async def test_a_failed_task_says_after_how_many_attempts_and_why(
     told = await gate.as_agent().explain_task(task_id=task_id)
 
     assert (names(told), told.status, told.next.why) == (["ended"], "failed", "see the whole error")
-    assert re.fullmatch(rf"It failed {FIVE} ago, after 2 of 2 attempts: {re.escape(said)}\.", told.summary)
+    assert re.fullmatch(rf"It failed {FIVE} ago, after 2 of 2 attempts: {re.escape(cause)}\.", told.summary)
     assert (told.evidence.attempt, told.evidence.max_attempts, told.evidence.reason) == (2, 2, reason)
-    assert [str(one.worker) for one in told.evidence.workers or ()] == ["worker w1"]
+    assert [str(worker.worker) for worker in told.evidence.workers or ()] == ["worker w1"]
 
 
-@pytest.mark.parametrize(("most", "said"), [
+@pytest.mark.parametrize(("most", "reason"), [
     (1, "after its only attempt: no."), (3, "after 1 of 3 attempts; its worker asked for no other attempt: no.")])
 async def test_a_task_that_failed_at_once_says_why_there_was_no_other_attempt(gate: harness.Gate, most: int,
-                                                                              said: str) -> None:
+                                                                              reason: str) -> None:
     offer = await gate.leased(max_attempts=most)
     await gate.as_worker().fail(**harness.under(offer), error="no")
 
     told = await gate.as_agent().explain_task(task_id=offer.task_id)
 
-    assert told.summary.endswith(f" ago, {said}")
+    assert told.summary.endswith(f" ago, {reason}")
 
 
-@pytest.mark.parametrize(("reason", "said"), [
+@pytest.mark.parametrize(("reason", "ending"), [
     ("asked twice", ": asked twice."), (None, "; no reason was given.")], ids=["a reason", "no reason"])
 async def test_a_canceled_task_says_who_canceled_it_and_why(
-        gate: harness.Gate, ask: Ask, reason: str | None, said: str) -> None:
+        gate: harness.Gate, ask: Ask, reason: str | None, ending: str) -> None:
     task_id = await gate.create()
     await gate.as_admin().cancel_task(task_id=task_id, reason=reason)
     gate.skip(300)
@@ -568,7 +568,7 @@ async def test_a_canceled_task_says_who_canceled_it_and_why(
     told = await ask(task_id)
 
     assert (names(told), told.status, told.next.operation) == (["ended"], "canceled", "get_task_history")
-    assert re.fullmatch(rf"It was canceled {FIVE} ago by human root{said}", told.summary)
+    assert re.fullmatch(rf"It was canceled {FIVE} ago by human root{ending}", told.summary)
     assert (str(told.evidence.by), told.evidence.reason) == ("human root", reason)
 
 

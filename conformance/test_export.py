@@ -47,19 +47,19 @@ async def export(view: harness.View, operation: str = "export_tenant",
                  between: Callable[[wire_privacy.ExportPage], Awaitable[None]] = nothing, **ask: Any) -> tuple[Exported,
                                                                                                                bytes]:
     """Export everything; return the rows by kind, and all text that came, with what the cursors hold."""
-    found: Exported = {}
+    tables: Exported = {}
     text, cursor = b"", None
     while True:
         page = await getattr(view, operation)(cursor=cursor, **ask)
         rows = [bytes(row) for row in page.rows]
         assert page.left_out == list_proofs(TABLE_OF_KIND[page.kind])
         assert b"\n" not in b"".join(rows)
-        assert page.is_first or page.kind in found
-        found[page.kind] = [*([] if page.is_first else found[page.kind]), *map(msgspec.json.decode, rows)]
+        assert page.is_first or page.kind in tables
+        tables[page.kind] = [*([] if page.is_first else tables[page.kind]), *map(msgspec.json.decode, rows)]
         text += b"\n".join(rows)
         if (cursor := page.next_cursor) is None:
-            assert list(found) == page.kinds
-            return found, text
+            assert list(tables) == page.kinds
+            return tables, text
         text += base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         await between(page)
 
@@ -91,7 +91,7 @@ def make_row(table: type[Struct], mark: str, tenant: str, now: float) -> Struct:
 async def plant(gate: harness.Gate, mark: str, tenant: str, tables: set[type[Struct]]) -> list[Struct]:
     """Store a row of each table, as they are for a tenant."""
     past = round(gate.now()) - 1        # an erasure since an export began would end it
-    rows = [make_row(table, mark, tenant, past) for table in sorted(tables, key=lambda one: one.__name__)]
+    rows = [make_row(table, mark, tenant, past) for table in sorted(tables, key=lambda kind: kind.__name__)]
 
     def keep(work: Work) -> None:
         for row in rows:
@@ -126,10 +126,10 @@ async def fill(gate: harness.Gate, mark: str, *, directory: harness.Gate | None 
 async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: harness.Gate) -> None:
     planted = await fill(gate, "ours")
 
-    found, text = await export(gate.as_admin())
+    tables, text = await export(gate.as_admin())
 
-    assert {*found} == {*stored.TABLES.values()}
-    for kind, rows in found.items():
+    assert {*tables} == {*stored.TABLES.values()}
+    for kind, rows in tables.items():
         shown = [name for name in TABLE_OF_KIND[kind].__struct_fields__ if name not in list_proofs(TABLE_OF_KIND[kind])]
         assert rows or kind == "usage", kind        # usage is kept where limits are enforced
         assert all(list(row) == [*shown, *["receipt"] * (kind == "archived")] for row in rows), kind
@@ -138,7 +138,7 @@ async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: harness.
             if isinstance(value, str) and value.strip('[]"').startswith("ours"):
                 mark = value.strip('[]"').encode()
                 assert (mark in text) is (name not in list_proofs(type(row))), (type(row), name)
-    assert all(row["receipt"]["body"] for row in found["archived"])
+    assert all(row["receipt"]["body"] for row in tables["archived"])
 
 
 async def test_an_export_has_nothing_of_another_tenant(gate: harness.Gate) -> None:
@@ -189,11 +189,11 @@ async def test_no_receipt_is_missed_that_comes_back_from_the_archive_or_goes_the
         else:
             assert (await admin.run_archive()).receipts
 
-    found, _ = await export(admin, between=move, limit=3)
+    tables, _ = await export(admin, between=move, limit=3)
 
     assert moved == moves
-    assert {row["receipt_id"] for row in (*found["receipts"], *found["archived"])} == written
-    assert len(found["receipts"]) == len({row["receipt_id"] for row in found["receipts"]})
+    assert {row["receipt_id"] for row in (*tables["receipts"], *tables["archived"])} == written
+    assert len(tables["receipts"]) == len({row["receipt_id"] for row in tables["receipts"]})
 
 
 async def test_a_page_ends_when_it_is_large(gate: harness.Gate) -> None:
@@ -265,10 +265,10 @@ async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_th
     w1, _ = await export(gate.as_admin(), "export_principal", principal_kind="worker", principal_id="w1")
     human, _ = await export(gate.as_admin(), "export_principal", principal_kind="human", principal_id="nobody")
 
-    for found in (ada, w1):
-        assert [row["task_id"] for row in found["tasks"]] == [offer.task_id]
-        assert [row["lease_id"] for row in found["leases"]] == [offer.lease_id]
-        assert [row["progress"] for row in found["progress"]] == ["half"]
+    for tables in (ada, w1):
+        assert [row["task_id"] for row in tables["tasks"]] == [offer.task_id]
+        assert [row["lease_id"] for row in tables["leases"]] == [offer.lease_id]
+        assert [row["progress"] for row in tables["progress"]] == ["half"]
     assert {row["receipt_type"] for row in ada["receipts"]} == {"task.assigned"}
     assert {row["receipt_type"] for row in w1["receipts"]} >= {"task.accepted"}
     assert [row["principal_id"] for row in ada["api_keys"]] == ["ada"]

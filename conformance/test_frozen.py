@@ -118,8 +118,8 @@ async def test_a_clock_that_is_set_costs_no_live_lease_and_keeps_no_lost_one(
         receipts = (await agent.ask("list_receipts", limit=100)).reply
         assert receipts is not None
         stored = receipts["receipts"]
-        assert [one["created_at"] for one in stored] == sorted(one["created_at"] for one in stored)
-        assert [one["receipt_id"] for one in stored] == sorted(one["receipt_id"] for one in stored)
+        assert [receipt["created_at"] for receipt in stored] == sorted(receipt["created_at"] for receipt in stored)
+        assert [receipt["receipt_id"] for receipt in stored] == sorted(receipt["receipt_id"] for receipt in stored)
 
 
 @pytest.mark.parametrize("jump", [-HOUR, HOUR])
@@ -168,9 +168,9 @@ async def test_leases_hold_when_all_gates_of_a_database_were_frozen(shared: str)
 
 async def test_the_lost_leases_of_a_frozen_gate_are_taken_back_by_another(shared: str) -> None:
     own = own_tenant()
-    async with (serving(shared, **PATIENT, **own) as one, serving(shared, **PATIENT, **own) as other,
-                aclosing(Client(one, "a1")) as agent, aclosing(Client(other, "w1")) as worker,
-                aclosing(Client(one, "w2")) as heir):
+    async with (serving(shared, **PATIENT, **own) as server, serving(shared, **PATIENT, **own) as other,
+                aclosing(Client(server, "a1")) as agent, aclosing(Client(other, "w1")) as worker,
+                aclosing(Client(server, "w2")) as heir):
         offer = await lease(agent, worker, 1)
         other.process.send_signal(signal.SIGSTOP)
 

@@ -36,11 +36,11 @@ async def keep(gate: Gate, *rows: Any) -> None:
 
 async def lines_of(gate: Gate) -> list[stored.Audit]:
     """Read the whole audit log."""
-    found: list[stored.Audit] = []
+    lines: list[stored.Audit] = []
     while page := await gate.backend.page(gate.tenant_id,
-                                          queries.Rows(stored.Audit, stored.export_key(found[-1]) if found else "")):
-        found += page
-    return found
+                                          queries.Rows(stored.Audit, stored.export_key(lines[-1]) if lines else "")):
+        lines += page
+    return lines
 
 
 def unique(key: stored.Key) -> stored.Key:

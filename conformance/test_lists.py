@@ -23,14 +23,14 @@ LISTS = ["list_tasks", "list_receipts", "get_task_history", "list_open_obligatio
 
 async def paged(view: harness.View, operation: str, rows: str, **ask: Any) -> list[Any]:
     """Follow next_cursor to the end."""
-    found: list[Any] = []
+    entries: list[Any] = []
     while True:
         page = await getattr(view, operation)(**ask)
         assert page.cursor is not None, "spec 17: the last place seen"
         assert page.next_cursor in (None, page.cursor), "null at the end"
-        found += getattr(page, rows)
+        entries += getattr(page, rows)
         if page.next_cursor is None:
-            return found
+            return entries
         assert len(getattr(page, rows)) == ask["limit"], "a page is full while more remains"
         ask["cursor"] = page.next_cursor
 
@@ -272,10 +272,10 @@ async def test_a_page_of_receipts_is_full_while_more_remains(gate: harness.Gate)
     for _ in range(4):
         await gate.finished()
 
-    found = await paged(gate.as_admin(), "list_receipts", "receipts", limit=2, receipt_type="task.completed")
+    receipts = await paged(gate.as_admin(), "list_receipts", "receipts", limit=2, receipt_type="task.completed")
     inbox = await paged(gate.as_agent("ada"), "list_receipts", "receipts", limit=3)
 
-    assert (len(found), len(inbox)) == (4, 8)
+    assert (len(receipts), len(inbox)) == (4, 8)
 
 
 async def test_the_newest_receipts_are_the_last_page_still_oldest_first(gate: harness.Gate) -> None:
@@ -358,10 +358,10 @@ async def test_a_reader_that_loops_on_the_cursor_reads_nothing_twice(
         page = await getattr(root, operation)(**ask)
         cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
         assert cursor is not None
-        if not (found := at(page, rows)):
+        if not (entries := at(page, rows)):
             assert cursor == ask[name], "nothing came: the given one"
-        assert getattr(page, "next_cursor", None) is None or len(found) == limit
-        seen, ask = [*seen, *found], {**ask, name: cursor}
+        assert getattr(page, "next_cursor", None) is None or len(entries) == limit
+        seen, ask = [*seen, *entries], {**ask, name: cursor}
 
     names = [msgspec.json.encode(row) for row in seen]
     assert len(names) == len(set(names)) > 0
@@ -530,12 +530,12 @@ async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_
 
 async def found(view: harness.View, part: str) -> list[tuple[str, str]]:
     """Return what is found by a part of an id."""
-    return [(one.kind, one.id) for one in (await view.find_id(part=part)).found]
+    return [(match.kind, match.id) for match in (await view.find_id(part=part)).found]
 
 
 async def test_an_id_is_found_by_how_it_ends_and_by_how_it_begins(gate: harness.Gate) -> None:
     ids = [await gate.create() for _ in range(5)]
-    [duty] = [one.receipt_id for one in (await gate.as_admin().list_receipts(task_id=ids[2])).receipts]
+    [duty] = [receipt.receipt_id for receipt in (await gate.as_admin().list_receipts(task_id=ids[2])).receipts]
 
     assert await found(gate.as_admin(), ids[2][-12:]) == [("task", ids[2])]
     assert await found(gate.as_admin(), ids[2][:-1].upper()) == [("task", ids[2])]

@@ -112,11 +112,11 @@ async def test_created_by_alone_finds_whatever_kind_made_the_task(gate: Gate, ki
     await gate.create(by="ada")
     ids = [task.task_id for task in made][::-1]
 
-    found = await gate.as_admin().list_tasks(created_by="eve")
+    tasks = await gate.as_admin().list_tasks(created_by="eve")
     page = await gate.as_admin().list_tasks(created_by="eve", limit=2)
     rest = await gate.as_admin().list_tasks(created_by="eve", limit=2, cursor=page.next_cursor)
 
-    assert [task.task_id for task in found.tasks] == ids
+    assert [task.task_id for task in tasks.tasks] == ids
     assert [task.task_id for task in (*page.tasks, *rest.tasks)] == ids
     assert len((await gate.as_admin().list_tasks(created_by="eve", created_by_kind=kind)).tasks) == 3
     other = "human" if kind != "human" else "agent"

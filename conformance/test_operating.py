@@ -34,12 +34,12 @@ async def report(gate: harness.Gate, schedule_id: str, **state: Any) -> None:
 
 async def pages(view: harness.View, operation: str, member: str, key: str, **fields: Any) -> list[list[str]]:
     """Follow a list to its end; return what each page names."""
-    found, cursor = list[list[str]](), None
+    lists, cursor = list[list[str]](), None
     while True:
         page = await getattr(view, operation)(cursor=cursor, **fields)
-        found.append([getattr(row, key) for row in getattr(page, member)])
+        lists.append([getattr(row, key) for row in getattr(page, member)])
         if page.next_cursor is None:
-            return found
+            return lists
         cursor = page.next_cursor
 
 
@@ -50,11 +50,13 @@ async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: harne
     created = await make_schedule(gate, "nightly")
     await report(gate, "nightly")
 
-    [one] = (await gate.as_agent().list_schedules()).schedules
+    [schedule] = (await gate.as_agent().list_schedules()).schedules
 
-    assert (one.schedule_id, str(one.owner), str(one.scheduler)) == ("nightly", "agent ada", "worker cron")
-    assert (one.enabled, one.interval_seconds, one.late_since, one.created_receipt_id) == (True, 60, None, created)
-    assert one.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
+    assert (schedule.schedule_id, str(schedule.owner), str(schedule.scheduler)) == ("nightly", "agent ada",
+                                                                                    "worker cron")
+    assert (schedule.enabled, schedule.interval_seconds, schedule.late_since,
+            schedule.created_receipt_id) == (True, 60, None, created)
+    assert schedule.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
 
 
 async def expect_late_after(gate: harness.Gate, seconds: float) -> None:
@@ -64,8 +66,8 @@ async def expect_late_after(gate: harness.Gate, seconds: float) -> None:
 
     gate.skip(2)
     for _ in range(2):      # before and after the anomaly
-        [one] = (await gate.as_agent().list_schedules()).schedules
-        assert one.late_since == one.next_run_at
+        [schedule] = (await gate.as_agent().list_schedules()).schedules
+        assert schedule.late_since == schedule.next_run_at
         await gate.sweep()
 
 
@@ -137,9 +139,9 @@ async def test_a_schedule_that_is_disabled_is_never_late(gate: harness.Gate) -> 
     await report(gate, "nightly", enabled=False)
     gate.skip(3600)
 
-    [one] = (await gate.as_agent().list_schedules()).schedules
+    [schedule] = (await gate.as_agent().list_schedules()).schedules
 
-    assert (one.enabled, one.late_since) == (False, None)
+    assert (schedule.enabled, schedule.late_since) == (False, None)
 
 
 async def test_an_agent_lists_its_own_schedules_and_an_admin_all(gate: harness.Gate) -> None:
@@ -229,7 +231,7 @@ async def test_what_is_owed_to_whom_is_counted_if_it_is_asked_for(gate: harness.
     page = await gate.as_admin().list_obligations(limit=1, count=True)
     without = await gate.as_admin().list_obligations(limit=1)
 
-    assert [(one.to.id, one.open, one.at_least) for one in page.owed_to] == [
+    assert [(entry.to.id, entry.open, entry.at_least) for entry in page.owed_to] == [
         ("ada", 3, False), ("cy", 2, False), ("bo", 1, False)]
     assert without.owed_to is UNSET
 

@@ -38,9 +38,9 @@ def cases() -> Iterator[Case]:
 
 async def template(gate: Gate) -> stored.Task:
     """Return a task with three attempts, as a template for the cases."""
-    found = await gate.backend.task(gate.tenant_id, await gate.create(max_attempts=3))
-    assert found is not None
-    return found[0]
+    snapshot = await gate.backend.task(gate.tenant_id, await gate.create(max_attempts=3))
+    assert snapshot is not None
+    return snapshot[0]
 
 
 def lease_of(task: stored.Task, case: Case, lease_id: str, now: float) -> stored.Lease | None:
@@ -75,11 +75,11 @@ async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate)
                 wanted[task.task_id] = case
 
     await gate.backend.transact(gate.tenant_id, Needs(), store)
-    found, schedules = await found_by(gate, now)
+    tasks, schedules = await found_by(gate, now)
 
     assert 0 < len(wanted) < len(list(cases()))
-    assert [wanted[id] for id in wanted if id not in found] == []
-    assert [id for id in found if id not in wanted] == []
+    assert [wanted[id] for id in wanted if id not in tasks] == []
+    assert [id for id in tasks if id not in wanted] == []
     assert schedules == []
 
 
@@ -95,6 +95,6 @@ async def test_a_database_finds_the_schedules_that_the_law_calls_late(gate: Gate
 
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
-    late = [one.schedule_id for one in kept if has_passed(one.late_at, now)]
+    late = [schedule.schedule_id for schedule in kept if has_passed(schedule.late_at, now)]
     assert await found_by(gate, now) == ([], late)
     assert late == ["s1", "s2"]

@@ -210,7 +210,7 @@ async def test_pauses_are_listed_with_what_was_said_of_them(gate: harness.Gate) 
         None, "w1", "human bob", 1)
     assert (of_all.whole_tenant, of_all.until, of_all.leases_left) == (True, None, 1)
     await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "x"}])
-    assert [one.leases_left for one in (await gate.as_admin().list_pauses()).pauses] == [0, 0, 0]
+    assert [pause.leases_left for pause in (await gate.as_admin().list_pauses()).pauses] == [0, 0, 0]
 
 
 async def test_a_pause_that_is_asked_for_again_changes_and_a_resumed_one_is_gone(gate: harness.Gate) -> None:
@@ -238,17 +238,17 @@ async def test_the_end_of_the_pause_of_the_tenant_leaves_the_others(gate: harnes
     await admin.resume_work(whole_tenant=True)
 
     assert await gate.claim() is None
-    assert [one.type for one in (await admin.list_pauses()).pauses] == ["a"]
+    assert [pause.type for pause in (await admin.list_pauses()).pauses] == ["a"]
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("fields", [
     {}, {"type": "a", "worker": "w1"}, {"type": "a", "whole_tenant": True}, {"worker": "w1", "capabilities": []},
     {"whole_tenant": True, "capabilities": ["gpu"]}])
 @pytest.mark.parametrize("operation", ["pause_work", "drain_work", "resume_work"])
-async def test_a_request_names_exactly_one_thing(gate: harness.Gate, operation: str, said: dict[str, Any]) -> None:
+async def test_a_request_names_exactly_one_thing(gate: harness.Gate, operation: str, fields: dict[str, Any]) -> None:
     with harness.refused("invalid_request"):
-        await getattr(gate.as_admin(), operation)(**said)
+        await getattr(gate.as_admin(), operation)(**fields)
 
 
 async def test_each_change_is_audited_once(gate: harness.Gate) -> None:
@@ -260,7 +260,8 @@ async def test_each_change_is_audited_once(gate: harness.Gate) -> None:
     await admin.resume_work(type="a", reason="well again")
     await admin.resume_work(type="a")
 
-    told = [(event, said["target"], said.get("reason"), said["principal_id"]) for event, said in await audited(gate)]
+    told = [(event, details["target"], details.get("reason"), details["principal_id"])
+            for event, details in await audited(gate)]
     assert told == [("work_paused", "type a", "why", "root"), ("work_draining", "worker w1", None, "root"),
                     ("work_resumed", "type a", "well again", "root")]
 
@@ -296,7 +297,7 @@ async def test_the_operator_pauses_another_tenant(gate: harness.Gate) -> None:
     await own.as_admin().pause_work(whole_tenant=True, tenant=other.tenant_id)
 
     assert await other.claim() is None
-    assert [one.whole_tenant for one in (await other.as_admin().list_pauses()).pauses] == [True]
+    assert [pause.whole_tenant for pause in (await other.as_admin().list_pauses()).pauses] == [True]
     assert [event for event, _ in await audited(other)] == ["work_paused"]
 
 
@@ -379,7 +380,7 @@ async def test_of_claims_that_race_with_a_pause_none_gets_a_lease_after_it(gate:
         while (await view.claim(worker)) is not None:
             granted.append(asyncio.get_running_loop().time())
 
-    racers = [asyncio.ensure_future(claim(one, f"w{number}")) for number, one in enumerate([gate, other] * 4)]
+    racers = [asyncio.ensure_future(claim(peer, f"w{number}")) for number, peer in enumerate([gate, other] * 4)]
     while len(granted) < 5:     # noqa: ASYNC110 - the racers say nothing
         await asyncio.sleep(0)
     await gate.as_admin().pause_work(type="a")

@@ -371,8 +371,8 @@ class Programs(RuleBasedStateMachine):
                    most: int, late: bool) -> None:
         for _ in range(times):
             self.bring_about(fields, end)
-        if found := self.perform(who, "preview_bulk", **said):
-            self.bulks.append(found["confirmation"])
+        if preview := self.perform(who, "preview_bulk", **said):
+            self.bulks.append(preview["confirmation"])
             self.wait(15 * MINUTE * late, swept=late)
             self.perform(who, "run_bulk", confirmation=self.bulks[-1], max_tasks=most)
             self.claim(WORKERS[0], {"max_tasks": 3, "claim_id": None}, again=False)
@@ -487,12 +487,12 @@ def plain(reply: Any) -> dict[str, Any]:
             if value is not msgspec.UNSET}
 
 
-def like(said: Any, got: Any) -> Any:
+def like(expected: Any, got: Any) -> Any:
     """Return the members of an answer that the oracle predicts."""
-    if isinstance(said, dict) and isinstance(got, dict):
-        return {name: like(value, got.get(name)) for name, value in said.items()}
-    if isinstance(said, list) and isinstance(got, list) and len(said) == len(got):
-        return [like(one, other) for one, other in zip(said, got, strict=True)]
+    if isinstance(expected, dict) and isinstance(got, dict):
+        return {name: like(value, got.get(name)) for name, value in expected.items()}
+    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
+        return [like(one, other) for one, other in zip(expected, got, strict=True)]
     return got
 
 
@@ -510,10 +510,10 @@ class AgainstTheOracle(Programs):
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
         reply = self.side.perform(who, name, fields)
-        said = self.expect(who, name, harness.ask_of(OPERATIONS[name], written_out(fields)))
-        got = like(said, self.side.timed(list(reply)))
+        expected = self.expect(who, name, harness.ask_of(OPERATIONS[name], written_out(fields)))
+        got = like(expected, self.side.timed(list(reply)))
 
-        assert got == said, f"{name}: the gate says {got}, the oracle {said}"
+        assert got == expected, f"{name}: the gate says {got}, the oracle {expected}"
         return reply[1] if reply[0] == "yes" else None
 
     def expect(self, who: Who, name: str, ask: Any) -> list[Any]:
@@ -525,16 +525,16 @@ class AgainstTheOracle(Programs):
         try:
             reply = model.perform(name, wire.Principal(kind, id, instance), ask, self.clock, ids_of(written),
                                   admin=kind == "human")
-            said: list[Any] = ["yes", reply]
+            answer: list[Any] = ["yes", reply]
         except ModelRefusal as refusal:
-            said = ["no", refusal.code, refusal.reason]
+            answer = ["no", refusal.code, refusal.reason]
         facts = sorted(model.receipts[before:], key=lambda fact: fact.receipt_id)
 
         steps = [(row.receipt_type, row.task_id) for row in written]
         assert [(fact.type, fact.task_id) for fact in facts] == steps, name
         for fact, row in zip(facts, written, strict=True):
             self.equal(fact, row)
-        return said
+        return answer
 
     def equal(self, fact: Any, row: Any) -> None:
         """Compare one receipt of the oracle with the gate's receipt."""
@@ -600,8 +600,8 @@ class InOrder(harness.OwnTenants):
     """A backend that sweeps in order of ids, because databases may use any order."""
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        found = await super().overdue(now, grace, limit)
-        return sorted((tenant, sorted(tasks), sorted(schedules)) for tenant, tasks, schedules in found)
+        tenants = await super().overdue(now, grace, limit)
+        return sorted((tenant, sorted(tasks), sorted(schedules)) for tenant, tasks, schedules in tenants)
 
 
 class OnSides(Programs):

@@ -51,11 +51,11 @@ async def test_a_queue_is_what_has_one_type_and_requires_the_same(gate: harness.
     await gate.create("scan", requirements={**OCR, "tags": ["x"]})
     await gate.create("mail")
 
-    found = (await gate.as_admin().list_queues()).queues
+    queues = (await gate.as_admin().list_queues()).queues
 
-    assert sorted((row.type, row.capabilities, row.claimable) for row in found) == [
+    assert sorted((row.type, row.capabilities, row.claimable) for row in queues) == [
         ("mail", [], 1), ("scan", ["gpu", "ocr"], 1), ("scan", ["ocr"], 2)]
-    assert [row.type for row in found] == ["mail", "scan", "scan"]
+    assert [row.type for row in queues] == ["mail", "scan", "scan"]
     assert [row.type for row in (await gate.as_admin().list_queues(type="mail")).queues] == ["mail"]
 
 
@@ -127,8 +127,8 @@ async def test_one_queue_is_read_by_its_id(gate: harness.Gate) -> None:
     await gate.create("scan", requirements=OCR)
     [row] = (await gate.as_admin().list_queues()).queues
 
-    one = await gate.as_admin().get_queue(queue_id=row.queue_id)
-    assert (one.queue_id, one.type, one.capabilities, one.claimable) == (row.queue_id, "scan", ["ocr"], 1)
+    queue = await gate.as_admin().get_queue(queue_id=row.queue_id)
+    assert (queue.queue_id, queue.type, queue.capabilities, queue.claimable) == (row.queue_id, "scan", ["ocr"], 1)
     for unknown in ("0" * 16, "scan", "f" * 15, "f" * 18, row.queue_id + " "):
         with harness.refused("queue_not_found"):
             await gate.as_admin().get_queue(queue_id=unknown)
@@ -140,16 +140,16 @@ async def test_a_list_is_followed_to_its_end_and_a_cursor_is_good_for_its_list_o
     for number in range(5):
         await gate.create(f"t {number}")
         await gate.create(f"t {number}", requirements=OCR)
-    found, cursor = list[tuple[str, str]](), None
+    queues, cursor = list[tuple[str, str]](), None
     while True:
         page = await gate.as_admin().list_queues(limit=3, cursor=cursor)
-        found += [(row.type, row.queue_id) for row in page.queues]
+        queues += [(row.type, row.queue_id) for row in page.queues]
         if (cursor := page.next_cursor) is None:
             break
         last = cursor
 
-    assert len(set(found)) == 10
-    assert [type for type, _ in found] == sorted(type for type, _ in found)
+    assert len(set(queues)) == 10
+    assert [type for type, _ in queues] == sorted(type for type, _ in queues)
     with harness.refused("invalid_cursor"):
         await gate.as_admin().list_queues(type="t 1", cursor=last)
     with harness.refused("invalid_cursor"):
@@ -305,9 +305,9 @@ async def test_what_a_worker_holds_is_known_at_once_beside_another_process(gate:
     await gate.create()
     assert await gate.claim() is not None
 
-    [one] = (await other.as_admin().list_workers()).workers
+    [worker] = (await other.as_admin().list_workers()).workers
 
-    assert (one.holding, one.leased) == (1, 1)      # one lease of two that it was granted
+    assert (worker.holding, worker.leased) == (1, 1)      # one lease of two that it was granted
 
 
 async def test_old_minutes_are_dropped(gate: harness.Gate) -> None:

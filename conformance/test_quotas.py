@@ -27,9 +27,9 @@ def limited(**tier: Any) -> dict[str, Any]:
 
 async def used(gate: harness.Gate) -> stored.Usage:
     """Return the stored usage of the tenant."""
-    found = await gate.backend.record(gate.tenant_id, stored.Usage)
-    assert found is not None
-    return found
+    usage = await gate.backend.record(gate.tenant_id, stored.Usage)
+    assert usage is not None
+    return usage
 
 
 async def counted_anew(gate: harness.Gate) -> stored.Usage:
@@ -72,8 +72,8 @@ async def test_of_many_that_ask_at_once_as_many_get_in_as_fit(make_gate: Callabl
 
     outcomes = await asyncio.gather(*(gate.create() for _ in range(50)), return_exceptions=True)
 
-    assert sum(isinstance(one, str) for one in outcomes) == 1
-    assert {one.code for one in outcomes if isinstance(one, errors.GateError)} == {"quota_exceeded"}
+    assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
+    assert {outcome.code for outcome in outcomes if isinstance(outcome, errors.GateError)} == {"quota_exceeded"}
     assert (await used(gate)).active == 10
 
 
@@ -145,9 +145,9 @@ async def test_claims_at_once_never_pass_the_limit(make_gate: Callable[..., harn
     for _ in range(20):
         await gate.create()
 
-    found = await asyncio.gather(*(gate.claim(f"w{number}") for number in range(20)))
+    offers = await asyncio.gather(*(gate.claim(f"w{number}") for number in range(20)))
 
-    assert sum(offer is not None for offer in found) == 5
+    assert sum(offer is not None for offer in offers) == 5
 
 
 async def test_a_lost_lease_makes_room(make_gate: Callable[..., harness.Gate]) -> None:
@@ -220,8 +220,9 @@ async def test_of_many_that_ask_at_once_as_many_get_in_as_may_ever_end(make_gate
                                     *(gate.as_agent().cancel_task(task_id=task_id) for task_id in ended),
                                     return_exceptions=True)
 
-    assert sum(isinstance(one, str) for one in outcomes) == 2
-    assert not [one for one in outcomes if isinstance(one, Exception) and getattr(one, "code", "") != "quota_exceeded"]
+    assert sum(isinstance(outcome, str) for outcome in outcomes) == 2
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)
+                and getattr(outcome, "code", "") != "quota_exceeded"]
     assert ((await used(gate)).active, (await used(gate)).terminal) == (2, 8)
 
 
@@ -262,7 +263,7 @@ async def test_of_much_progress_at_once_as_much_is_told_as_fits(make_gate: Calla
     outcomes = await asyncio.gather(*(gate.as_worker().report_progress(**harness.under(offer, progress=step))
                                       for step in range(20)), return_exceptions=True)
 
-    assert sum(isinstance(one, errors.GateError) and one.code == "quota_exceeded" for one in outcomes) == 17
+    assert sum(isinstance(outcome, errors.GateError) and outcome.code == "quota_exceeded" for outcome in outcomes) == 17
     assert (await about(gate, offer.task_id)).count("task.progress") == 3
 
 
@@ -313,7 +314,7 @@ async def test_a_task_with_receipts_enough_is_held_when_its_lease_ends(
 
     assert (await gate.task(offer.task_id)).held == "receipts_per_task"
     assert await gate.claim() is None
-    [told] = [one for one in await gate.anomalies(offer.task_id) if one["kind"] == "task_held"]
+    [told] = [anomaly for anomaly in await gate.anomalies(offer.task_id) if anomaly["kind"] == "task_held"]
     assert told["details"]["held"] == "receipts_per_task"
     await gate.as_agent().release_hold(task_id=offer.task_id)
     last = await gate.claim()
@@ -564,6 +565,6 @@ async def test_only_the_operator_sets_limits_and_the_audit_log_says_which(gate: 
     await operator_of(gate).set_limits(tenant=gate.tenant_id, max_payload_bytes=10, reason="they send films")
 
     [line] = (await gate.as_admin().list_audit(event="own_limits_changed")).lines
-    said = decode(line.details)
-    assert (said["max_payload_bytes"], said["reason"], "max_lease_ttl_seconds" in said) == (
+    details = decode(line.details)
+    assert (details["max_payload_bytes"], details["reason"], "max_lease_ttl_seconds" in details) == (
         10, "they send films", False)

@@ -107,8 +107,8 @@ async def test_receipts_under_a_lease_name_it(gate: harness.Gate, life: str) -> 
 async def test_an_accepted_receipt_says_attempt_fence_and_capabilities(gate: harness.Gate) -> None:
     accepted = await gate.receipt(await live(gate, "claimed"), "task.accepted")
 
-    said = harness.body(accepted)
-    assert (said["attempt"], said["fence"], said["worker_capabilities"]) == (0, 1, ["x"])
+    body = harness.body(accepted)
+    assert (body["attempt"], body["fence"], body["worker_capabilities"]) == (0, 1, ["x"])
 
 
 async def test_a_gate_lists_a_receipt_as_it_shows_it_alone(gate: harness.Gate) -> None:

@@ -23,13 +23,13 @@ async def test_a_create_without_payload_or_pointer_is_refused(gate: Gate) -> Non
     assert item.error.error == "invalid_request"
 
 
-@pytest.mark.parametrize("said", [{"payload": None}, {"payload_pointer": "s3://in"}, {"payload": 0}])
-async def test_a_null_is_a_payload_and_a_pointer_stands_for_one(gate: Gate, said: dict[str, Any]) -> None:
-    made = await gate.as_agent().create_task(type="demo", **said)
+@pytest.mark.parametrize("fields", [{"payload": None}, {"payload_pointer": "s3://in"}, {"payload": 0}])
+async def test_a_null_is_a_payload_and_a_pointer_stands_for_one(gate: Gate, fields: dict[str, Any]) -> None:
+    made = await gate.as_agent().create_task(type="demo", **fields)
 
     task = await gate.task(made.task_id)
-    assert bytes(task.payload) == (b"0" if said == {"payload": 0} else b"null")
-    assert task.payload_pointer == said.get("payload_pointer")
+    assert bytes(task.payload) == (b"0" if fields == {"payload": 0} else b"null")
+    assert task.payload_pointer == fields.get("payload_pointer")
 
 
 async def test_a_report_without_progress_erases_no_checkpoint(gate: Gate) -> None:
@@ -66,11 +66,11 @@ async def test_what_a_scheduler_does_not_report_stays_as_it_was(gate: Gate) -> N
     assert (known.enabled, known.next_run_at, known.interval_seconds) == (False, SOON.timestamp(), 60)
 
 
-@pytest.mark.parametrize(("said", "meant"), [
+@pytest.mark.parametrize(("delivery", "meant"), [
     ("return result payload", "inline"), ("store artifact pointer", "artifact"), ("inline", "inline"),
     ("\u201cReturn  result payload\u201d", "inline"), ("by pigeon", "by pigeon")])
-async def test_the_delivery_of_a_result_is_said_in_the_words_of_the_spec(gate: Gate, said: str, meant: str) -> None:
-    offer = await gate.leased(result_delivery=said)
+async def test_the_delivery_of_a_result_is_said_in_the_words_of_the_spec(gate: Gate, delivery: str, meant: str) -> None:
+    offer = await gate.leased(result_delivery=delivery)
 
     await gate.as_worker().complete(**under(offer, result={"n": 1}))
 
@@ -86,9 +86,9 @@ async def test_a_lease_lives_as_long_as_timeouts_lease_ttl_says(gate: Gate) -> N
     assert (await gate.task(offer.task_id)).timeouts.lease_ttl_seconds == 900  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("said", [None, {}])
-async def test_nothing_required_is_an_empty_object(gate: Gate, said: Any) -> None:
-    offer = await gate.leased(requirements=said)
+@pytest.mark.parametrize("requirements", [None, {}])
+async def test_nothing_required_is_an_empty_object(gate: Gate, requirements: Any) -> None:
+    offer = await gate.leased(requirements=requirements)
 
     assert bytes(offer.requirements) == bytes((await gate.task(offer.task_id)).requirements) == b"{}"
 
@@ -113,8 +113,8 @@ async def test_receipts_say_in_which_session_they_were_stated(gate: Gate) -> Non
     offer = (await gate.as_worker("w1", instance="node-3").lease_next()).tasks[0]
     await gate.as_worker("w1", instance="node-3").complete(**under(offer), artifacts=["file:///x"])
 
-    said = {receipt.receipt_type: receipt.sender for receipt in await gate.receipts(made.task_id)}
-    assert {type: who.instance_id for type, who in said.items()} == {
+    senders = {receipt.receipt_type: receipt.sender for receipt in await gate.receipts(made.task_id)}
+    assert {type: who.instance_id for type, who in senders.items()} == {
         "task.assigned": "laptop", "task.accepted": "node-3", "task.completed": "node-3", "task.result_ready": None}
 
 

@@ -34,7 +34,7 @@ async def test_a_principal_that_does_not_call_for_long_is_forgotten(gate: Gate) 
     gate.skip(2 * DAY)
 
     assert await prune(gate) == 1
-    assert [one.id async for one in read_rows(gate.engine, gate.tenant_id, stored.Presence)] == ["new"]
+    assert [row.id async for row in read_rows(gate.engine, gate.tenant_id, stored.Presence)] == ["new"]
 
 
 async def test_a_bulk_is_forgotten_days_after_its_end(gate: Gate) -> None:
@@ -49,7 +49,7 @@ async def test_a_bulk_is_forgotten_days_after_its_end(gate: Gate) -> None:
     assert await prune(gate) == 1
     with refused("bulk_not_found"):
         await gate.as_admin().get_bulk(bulk_id=bulk.bulk_id)
-    assert [one async for one in read_rows(gate.engine, gate.tenant_id, stored.Bulk)] == []
+    assert [row async for row in read_rows(gate.engine, gate.tenant_id, stored.Bulk)] == []
 
 
 async def test_lines_of_the_audit_log_that_an_erasure_has_changed_go_like_others(gate: Gate) -> None:
@@ -57,12 +57,12 @@ async def test_lines_of_the_audit_log_that_an_erasure_has_changed_go_like_others
     for of in ("first", "second"):
         await gate.as_admin().issue_key(name=of, role="agent", principal_kind="agent", principal_id=of)
     await gate.as_admin().erase_principal(principal_kind="agent", principal_id="first", confirm="first")
-    lines = [one async for one in read_rows(gate.engine, gate.tenant_id, stored.Audit)]
-    assert any(is_erased_line(one) for one in lines)
+    lines = [row async for row in read_rows(gate.engine, gate.tenant_id, stored.Audit)]
+    assert any(is_erased_line(line) for line in lines)
     gate.skip(92 * DAY)
 
     assert await prune_lines(gate.engine, gate.tenant_id) == len(lines)
 
-    [left] = [one async for one in read_rows(gate.engine, gate.tenant_id, stored.Audit)]
+    [left] = [row async for row in read_rows(gate.engine, gate.tenant_id, stored.Audit)]
     assert (left.event, left.number) == (PRUNED, len(lines) + 1)
     assert (await verify(Only(gate))).problems == []

@@ -57,9 +57,9 @@ async def test_seals_cover_all_receipts_up_to_the_youngest(gate: Gate) -> None:
     end = await gate.as_admin().seal_receipts()
     await gate.create()
 
-    found = await checked(gate)
+    report = await checked(gate)
 
-    assert (found.problems, found.seals, found.receipts, found.unsealed) == ([], 1, 5, 1)
+    assert (report.problems, report.seals, report.receipts, report.unsealed) == ([], 1, 5, 1)
     assert end.last_receipt_id == (await gate.receipts())[-2].receipt_id
 
 
@@ -87,7 +87,7 @@ async def test_no_receipt_slips_in_under_a_seal_while_others_write(gate: Gate) -
                 begun.set()
             await asyncio.sleep(0)      # with the memory backend nothing else yields to the writers
 
-    sealers = [asyncio.create_task(keep_sealing(one)) for one in (gate, gate.beside())]
+    sealers = [asyncio.create_task(keep_sealing(peer)) for peer in (gate, gate.beside())]
     await asyncio.gather(*[write(14) for _ in range(8)])
     for sealer in sealers:
         sealer.cancel()
@@ -95,10 +95,10 @@ async def test_no_receipt_slips_in_under_a_seal_while_others_write(gate: Gate) -
     await gate.engine.batches.wait_for_all()
     await seal(gate.engine, gate.tenant_id)
 
-    found = await checked(gate)
+    report = await checked(gate)
 
-    assert (found.problems, found.receipts, found.unsealed) == ([], 120, 0)
-    assert found.seals > 1
+    assert (report.problems, report.receipts, report.unsealed) == ([], 120, 0)
+    assert report.seals > 1
 
 
 async def test_seals_are_listed_oldest_first_and_page_by_page(gate: Gate) -> None:
@@ -109,7 +109,7 @@ async def test_seals_are_listed_oldest_first_and_page_by_page(gate: Gate) -> Non
     first = await gate.as_admin().list_seals(limit=2)
     second = await gate.as_admin().list_seals(limit=2, cursor=first.next_cursor)
 
-    assert [one.number for one in (*first.seals, *second.seals)] == [1, 2, 3]
+    assert [row.number for row in (*first.seals, *second.seals)] == [1, 2, 3]
     assert second.next_cursor is None
     head = await gate.backend.record(gate.tenant_id, stored.SealHead)
     assert head is not None
@@ -121,9 +121,9 @@ async def test_the_last_seals_can_be_asked_for(gate: Gate) -> None:
         await gate.create()
         await gate.as_admin().seal_receipts()
 
-    assert [one.number for one in (await gate.as_admin().list_seals(last=2)).seals] == [2, 3]
-    assert [one.number for one in (await gate.as_admin().list_seals(last=9)).seals] == [1, 2, 3]
-    assert [one.number for one in (await gate.as_admin().list_seals(last=3, after=2)).seals] == [3]
+    assert [row.number for row in (await gate.as_admin().list_seals(last=2)).seals] == [2, 3]
+    assert [row.number for row in (await gate.as_admin().list_seals(last=9)).seals] == [1, 2, 3]
+    assert [row.number for row in (await gate.as_admin().list_seals(last=3, after=2)).seals] == [3]
 
 
 async def test_the_seals_of_a_tenant_are_its_own(gate: Gate) -> None:

@@ -153,12 +153,12 @@ async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -
         assert task["status"] == "succeeded"
 
         lists = []
-        for one, name in ((reader, "list_receipts"), (other, "list_open_obligations")):
-            seen = (await one.ask(name, limit=200)).reply
+        for client, name in ((reader, "list_receipts"), (other, "list_open_obligations")):
+            seen = (await client.ask(name, limit=200)).reply
             assert seen is not None
-            lists.append(await started(one, one.ask(name, since_receipt_id=seen["cursor"], wait_seconds=30)))
+            lists.append(await started(client, client.ask(name, since_receipt_id=seen["cursor"], wait_seconds=30)))
         await agent.ask("create_task", type="demo", payload=None)
-        inbox, owed = [(await one).reply for one in lists]
+        inbox, owed = [(await job).reply for job in lists]
         assert inbox is not None
         assert owed is not None
         assert inbox["receipts"] == owed["open_obligations"] != []
@@ -250,16 +250,16 @@ async def test_a_bulk_that_begins_at_a_process_that_is_killed_goes_on_at_the_oth
             if action == "rerun":
                 await answered(one, "cancel_task", task_id=made["task_id"])
         more = {"priority": 7} if action == "prioritize" else {}
-        found = await answered(one, "preview_bulk", action=action, type="demo", **more)
-        begun = await answered(one, "run_bulk", confirmation=found["confirmation"], max_tasks=5)
+        preview = await answered(one, "preview_bulk", action=action, type="demo", **more)
+        begun = await answered(one, "run_bulk", confirmation=preview["confirmation"], max_tasks=5)
         await servers[0].stop(signal.SIGKILL)
 
-        record = await answered(other, "run_bulk", confirmation=found["confirmation"])
+        record = await answered(other, "run_bulk", confirmation=preview["confirmation"])
 
         assert (begun["done"], begun["ended"]) == (5, False)
         assert (record["bulk_id"], record["done"], record["skipped"], record["ended"]) == (
             begun["bulk_id"], 12, 0, True)
-        assert await answered(other, "run_bulk", confirmation=found["confirmation"]) == record
+        assert await answered(other, "run_bulk", confirmation=preview["confirmation"]) == record
         assert await wrong_with(database, load) == []
 
 

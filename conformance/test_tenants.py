@@ -34,12 +34,12 @@ async def answer(view: Any, operation: str, names: dict[str, str]) -> Any:
         return [put(item) for item in value] if isinstance(value, list) else names.get(value, value) if isinstance(
             value, str) else value
     try:
-        said = repr(await getattr(view, operation)(**{name: put(value) for name, value in NAMING[operation].items()}))
+        text = repr(await getattr(view, operation)(**{name: put(value) for name, value in NAMING[operation].items()}))
     except errors.GateError as refusal:
-        said = f"{refusal.code} {refusal} {refusal.more}"
+        text = f"{refusal.code} {refusal} {refusal.more}"
     for name in names.values():
-        said = said.replace(name, "…")
-    return said
+        text = text.replace(name, "…")
+    return text
 
 
 @pytest.mark.parametrize("operation", NAMING)

@@ -38,7 +38,7 @@ async def test_each_worker_of_a_task_is_handed_the_trace_of_its_creator(gate: Ga
     second, task = await gate.claim(), await gate.task(task_id)
 
     assert second
-    assert {(one.traceparent, one.tracestate) for one in (first, second, task)} == {(FIRST, STATE)}
+    assert {(record.traceparent, record.tracestate) for record in (first, second, task)} == {(FIRST, STATE)}
 
 
 async def test_a_task_without_a_trace_is_shown_without_one(gate: Gate) -> None:

@@ -44,7 +44,7 @@ class Mortal(Around):
 
 async def events_of(gate: Gate) -> list[stored.UsageEvent]:
     """Return the stored events."""
-    return [one async for one in read_rows(gate.engine, gate.tenant_id, stored.UsageEvent)]
+    return [row async for row in read_rows(gate.engine, gate.tenant_id, stored.UsageEvent)]
 
 
 async def close(gate: Gate, now: float | None = None) -> int:
@@ -157,14 +157,14 @@ async def test_a_lease_counts_in_each_five_minutes_that_it_lives(gate: Gate) -> 
     await to_mark(gate)
     await close(gate)
 
-    first, *rest = [one.lease_ms for one in await events_of(gate)]
+    first, *rest = [event.lease_ms for event in await events_of(gate)]
     began, ended = [(await gate.receipt(offer.task_id, type)).created_at.timestamp()
                     for type in ("task.accepted", "task.completed")]
 
     assert (first, rest[1]) == (0, 300_000)
     assert rest[0] == pytest.approx(1000 * (300 - began % 300), abs=2)
     assert rest[2] == pytest.approx(1000 * (ended % 300), abs=2)
-    assert len({one.usage_event_id for one in await events_of(gate)}) == len(rest) + 1
+    assert len({event.usage_event_id for event in await events_of(gate)}) == len(rest) + 1
 
 
 async def test_what_is_closed_twice_is_told_once(gate: Gate) -> None:
@@ -177,7 +177,7 @@ async def test_what_is_closed_twice_is_told_once(gate: Gate) -> None:
     first, again = [await closer.close_meters(gate.tenant_id, meters, until) for _ in range(2)]
 
     assert (first, again) == ((1, False), (0, False))
-    assert [one.tasks for one in await events_of(gate)] == [1]
+    assert [event.tasks for event in await events_of(gate)] == [1]
 
 
 async def test_what_comes_late_is_part_of_the_next_event(gate: Gate) -> None:
@@ -190,7 +190,7 @@ async def test_what_comes_late_is_part_of_the_next_event(gate: Gate) -> None:
     gate.skip(600)
     await close(gate)
 
-    assert [one.tasks for one in await events_of(gate)] == [1, 1]
+    assert [event.tasks for event in await events_of(gate)] == [1, 1]
     assert await wrong_usage(gate.engine, gate.tenant_id) == []
 
 
@@ -212,7 +212,7 @@ async def test_days_in_which_nothing_changes_are_one_event_each(gate: Gate) -> N
     stored = await events_of(gate)
 
     assert len(stored) == 4
-    assert sum(one.tasks for one in stored) == 1
+    assert sum(event.tasks for event in stored) == 1
     report = await gate.as_admin().get_usage(period="hour")
     assert {line.payload_byte_hours for line in report.usage[:-1]} == {1000.0}
     assert len(report.usage) == 25
@@ -225,7 +225,7 @@ async def test_months_end_where_the_calendar_says(gate: Gate) -> None:
     months = (await gate.as_admin().get_usage()).usage
 
     assert all(line.begins.day == line.ends.day == 1 for line in months)
-    assert [one.ends for one in months[:-1]] == [one.begins for one in months[1:]]
+    assert [month.ends for month in months[:-1]] == [month.begins for month in months[1:]]
     whole = months[1]
     assert whole.payload_byte_hours == (whole.ends - whole.begins).total_seconds() / 3600 * 1000
     assert [line.tasks for line in months] == [1, *[0] * (len(months) - 1)]
@@ -268,11 +268,11 @@ async def test_a_tenants_admin_sees_its_own_usage_and_the_operator_all(gate: Gat
         await gate.as_admin().get_usage(period="5-minute", since="2020-01-01T00:00:00Z")
 
     assert [line.tenant for line in own] == [gate.tenant_id]
-    found, cursor = list[str](), None
+    tenants, cursor = list[str](), None
     while True:
         page = await operator.get_usage(all_tenants=True, limit=200, cursor=cursor)
-        found += [line.tenant for line in page.usage]
+        tenants += [line.tenant for line in page.usage]
         if (cursor := page.next_cursor) is None:
             break
-    assert gate.tenant_id in found
+    assert gate.tenant_id in tenants
     assert [line.tasks for line in (await operator.get_usage(tenant=gate.tenant_id)).usage] == [1]

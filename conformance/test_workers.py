@@ -36,13 +36,14 @@ async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: harne
     if stored:
         await store(gate)
 
-    [one] = await workers(gate)
+    [worker] = await workers(gate)
 
-    assert (str(one.worker), one.holding, one.leased, one.completed, one.failed, one.expired, one.released) == (
+    assert (str(worker.worker), worker.holding, worker.leased, worker.completed, worker.failed, worker.expired,
+            worker.released) == (
         "worker w1", 1, 4, 1, 1, 0, 1)
-    assert [(claim.accept_types, claim.capabilities, claim.tasks) for claim in one.claims] == [
+    assert [(claim.accept_types, claim.capabilities, claim.tasks) for claim in worker.claims] == [
         (["other"], ["pdf", "web"], 0), ([], [], 1)]
-    assert one.last_claim_at == one.claims[0].claimed_at
+    assert worker.last_claim_at == worker.claims[0].claimed_at
     assert held.lease_id
 
 
@@ -58,7 +59,8 @@ async def test_looking_at_somebody_is_no_sign_of_their_life(gate: harness.Gate) 
     await gate.list_tasks(worker_id="w3")
     await store(gate)
 
-    assert [(one.worker.id, one.last_seen_at) for one in await workers(gate)] == [("w1", before[0].last_seen_at)]
+    assert [(worker.worker.id, worker.last_seen_at)
+            for worker in await workers(gate)] == [("w1", before[0].last_seen_at)]
     await gate.list_leases(worker_id="w1")
     assert (await workers(gate))[0].last_seen_at != before[0].last_seen_at
 
@@ -72,7 +74,7 @@ async def test_another_process_knows_what_was_stored(gate: harness.Gate) -> None
     before = await workers(other)
     await store(other)
 
-    assert [(one.worker.id, one.completed) for one in before] == [("w1", 1)]
+    assert [(worker.worker.id, worker.completed) for worker in before] == [("w1", 1)]
     assert before == await workers(gate)
     assert before == await workers(other)
 
@@ -80,19 +82,19 @@ async def test_another_process_knows_what_was_stored(gate: harness.Gate) -> None
 async def test_what_is_stored_and_what_was_seen_since_are_added_up(gate: harness.Gate) -> None:
     for _ in range(3):
         await gate.finished()
-        [one] = await workers(gate)
+        [worker] = await workers(gate)
         await store(gate)
-        assert [one] == await workers(gate)
+        assert [worker] == await workers(gate)
 
-    assert (one.leased, one.completed) == (3, 3)
+    assert (worker.leased, worker.completed) == (3, 3)
 
 
 async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: harness.Gate) -> None:
     await gate.lose(await gate.leased())
 
-    [one] = await workers(gate)
+    [worker] = await workers(gate)
 
-    assert (one.leased, one.expired, one.holding) == (1, 1, 0)
+    assert (worker.leased, worker.expired, worker.holding) == (1, 1, 0)
 
 
 async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(gate: harness.Gate) -> None:
@@ -102,9 +104,9 @@ async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(
     await gate.create()
     await gate.claim()
 
-    [one] = await workers(gate)
+    [worker] = await workers(gate)
 
-    assert [(claim.tasks, claim.why_none) for claim in one.claims] == [(0, "no more leases today")]
+    assert [(claim.tasks, claim.why_none) for claim in worker.claims] == [(0, "no more leases today")]
 
 
 async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: harness.Gate) -> None:
@@ -115,9 +117,9 @@ async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: harness.Gat
             await store(gate)
     await gate.claim(capabilities=["c3"])
 
-    [one] = await workers(gate)
+    [worker] = await workers(gate)
 
-    assert [claim.capabilities for claim in one.claims] == [["c3"], ["c5"], ["c4"], ["c2"]]
+    assert [claim.capabilities for claim in worker.claims] == [["c3"], ["c5"], ["c4"], ["c2"]]
 
 
 async def test_long_profiles_take_no_more_room_than_the_latest_one_needs(gate: harness.Gate) -> None:
@@ -142,8 +144,8 @@ async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: harness.Ga
     await gate.create(requirements={"capabilities": ["web"]})
     await waiting
 
-    [one] = await workers(gate)
-    assert one.claims[0].tasks == 1
+    [worker] = await workers(gate)
+    assert worker.claims[0].tasks == 1
 
 
 async def wait_for_work(gate: harness.Gate, process: str) -> asyncio.Task[Any]:
@@ -168,7 +170,7 @@ async def hang_up(gate: harness.Gate) -> None:
 async def test_a_worker_that_hangs_up_while_its_claim_waits_is_silent_until_it_asks_again(
         gate: harness.Gate, stored: bool) -> None:
     await gate.claim()
-    assert [one.state for one in await workers(gate)] == ["idle"]
+    assert [worker.state for worker in await workers(gate)] == ["idle"]
 
     gate.skip(1)
     await hang_up(gate)
@@ -188,24 +190,24 @@ async def test_it_is_idle_while_another_claim_of_the_same_worker_waits(gate: har
     others = await wait_for_work(gate, "one:1")
 
     await hang_up(gate)
-    [one] = await workers(gate)
+    [worker] = await workers(gate)
     others.cancel()
     await asyncio.wait([others])
 
-    assert one.state == "idle"
+    assert worker.state == "idle"
     assert [row.state for row in await workers(gate)] == ["silent"]
 
 
 async def test_a_worker_that_loses_a_lease_is_silent_until_it_asks_again(gate: harness.Gate) -> None:
     offer = await gate.leased()
-    assert [one.state for one in await workers(gate)] == ["working"]
+    assert [worker.state for worker in await workers(gate)] == ["working"]
 
     await gate.lose(offer)
     [lost] = await workers(gate)
     await gate.claim("w1", accept_types=["other"])
 
     assert lost.state == "silent"
-    assert [one.state for one in await workers(gate)] == ["idle"]
+    assert [worker.state for worker in await workers(gate)] == ["idle"]
 
 
 async def test_who_hung_up_counts_for_no_queue_and_explains_why_a_task_waits(gate: harness.Gate) -> None:
@@ -227,12 +229,12 @@ async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: h
     pages, cursor = [], None
     while True:
         page = await gate.as_admin().list_workers(limit=2, cursor=cursor)
-        pages.append([one.worker.id for one in page.workers])
+        pages.append([worker.worker.id for worker in page.workers])
         if (cursor := page.next_cursor) is None:
             break
 
     assert pages == [["w1", "w2"], ["w3", "w4"], ["w5"]]
-    assert [one.worker.id for one in await workers(gate, worker_id="w4")] == ["w4"]
+    assert [worker.worker.id for worker in await workers(gate, worker_id="w4")] == ["w4"]
     assert await workers(gate, worker_id="w9") == []
 
 
@@ -243,8 +245,8 @@ async def test_who_never_claimed_is_no_worker(gate: harness.Gate) -> None:
 
     assert await workers(gate) == []
     await gate.claim("w1")
-    [one] = await workers(gate)
-    assert one.last_seen_at >= one.first_seen_at
+    [worker] = await workers(gate)
+    assert worker.last_seen_at >= worker.first_seen_at
 
 
 async def test_only_an_admin_of_the_tenant_lists_its_workers(gate: harness.Gate) -> None:

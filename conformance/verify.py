@@ -152,11 +152,11 @@ class Tenant:
         self._count(len(index))
 
     async def _read_queues(self) -> dict[int, stored.Queue]:
-        found, after = dict[int, stored.Queue](), None
+        queues, after = dict[int, stored.Queue](), None
         while page := await self.backend.page(self.tenant_id, queries.QueueFilter(None, None, after, 1000)):
-            found.update((row.lane, row) for row in page)
+            queues.update((row.lane, row) for row in page)
             after = page[-1].type, page[-1].lane
-        return found
+        return queues
 
     def _check_queues(self, before: dict[int, stored.Queue], after: dict[int, stored.Queue]) -> None:
         """Check what is counted of each lane, unless it moved while the tasks were read."""

@@ -18,10 +18,11 @@ async def read_erased(backend: Any, tenant_id: str) -> tuple[Listed, list[str]]:
     """Return the list of erased rows of a tenant, and what is wrong with it."""
     rows: list[stored.Erased] = await read_all(backend, tenant_id, stored.Erased)
     erasures: list[stored.Erasure] = await read_all(backend, tenant_id, stored.Erasure)
-    problems = [f"erasure {one.erasure_id} does not fit its list of rows: its digest is {one.digest[:16]}…"
-                for one in erasures if one.ended_at is not None
-                and erased.digest_of_list([row for row in rows if row.erasure_id == one.erasure_id]) != one.digest]
-    known = {one.erasure_id for one in erasures}
+    problems = [f"erasure {erasure.erasure_id} does not fit its list of rows: its digest is {erasure.digest[:16]}…"
+                for erasure in erasures if erasure.ended_at is not None
+                and erased.digest_of_list([row for row in rows if row.erasure_id == erasure.erasure_id])
+                != erasure.digest]
+    known = {erasure.erasure_id for erasure in erasures}
     problems += [f"row {row.row_id} of {row.source} is listed under the erasure {row.erasure_id}, which does not exist"
                  for row in rows if row.erasure_id not in known]
     return {(row.source, row.row_id): row for row in rows}, problems

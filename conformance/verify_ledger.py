@@ -43,34 +43,34 @@ async def verify_ledger(backend: Any, *, anchors: tuple[str, ...] = (), director
     A pointer proves nothing, because its writer may also delete the receipt.  So every segment with a pointer is read,
     and pointers are a problem if the archive's directory is not set.
     """
-    found = await _once(backend, anchors, directory, progress)
-    if found.problems:
+    report = await _once(backend, anchors, directory, progress)
+    if report.problems:
         again = await _once(backend, anchors, directory, progress)
-        again.problems = [problem for problem in again.problems if problem in set(found.problems)]
+        again.problems = [problem for problem in again.problems if problem in set(report.problems)]
         return again
-    return found
+    return report
 
 
 async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress: Told | None) -> Sealed:
-    found, noted = Sealed(), dict.fromkeys(anchors, False)
+    report, noted = Sealed(), dict.fromkeys(anchors, False)
     for tenant_id in await backend.tenants():
         chain = SealChain()
         try:
             async for rows in _held(backend, tenant_id, chain, noted):
-                found.receipts += rows
+                report.receipts += rows
                 if progress is not None:
-                    progress(found.receipts)
+                    progress(report.receipts)
         except Exception as unreadable:     # a damaged file must not hide earlier findings
             chain.problems.append(f"cannot be read completely: {unreadable}")
-        found.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
-        found.seals, found.unsealed = found.seals + chain.head.number, found.unsealed + chain.unsealed
-        found.heads[tenant_id] = chain.head
+        report.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
+        report.seals, report.unsealed = report.seals + chain.head.number, report.unsealed + chain.unsealed
+        report.heads[tenant_id] = chain.head
         if chain.head.number and (bare := await find_bare(backend, tenant_id, chain.head.last_id)):
-            found.stopped[tenant_id] = bare
-    await check_segments(backend, directory, found, progress)
-    found.problems += [f"the recorded seal {anchor} is missing: its receipts were rewritten"
-                       for anchor, there in noted.items() if not there]
-    return found
+            report.stopped[tenant_id] = bare
+    await check_segments(backend, directory, report, progress)
+    report.problems += [f"the recorded seal {anchor} is missing: its receipts were rewritten"
+                        for anchor, there in noted.items() if not there]
+    return report
 
 
 async def find_bare(backend: Any, tenant_id: str, sealed: str) -> str | None:
@@ -90,8 +90,8 @@ async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str,
     erased, problems = await read_erased(backend, tenant_id)
     chain.problems += problems
     async for part in all_digests(backend, tenant_id, erased):
-        for receipt_id, one in part:
-            chain.see(receipt_id, one)
+        for receipt_id, digest in part:
+            chain.see(receipt_id, digest)
         yield len(part)
 
 
@@ -137,32 +137,33 @@ def as_bytes(pointer: stored.Archived) -> bytes:
         return b""
 
 
-async def check_segments(backend: Any, directory: str, found: Sealed, progress: Told | None = None) -> None:
+async def check_segments(backend: Any, directory: str, report: Sealed, progress: Told | None = None) -> None:
     """Read every segment that has pointers, and check its lines against them."""
     for tenant_id in await backend.tenants():
         named: defaultdict[str, list[stored.Archived]] = defaultdict(list)
         async for pointer in walk_rows(backend, tenant_id, queries.Rows(stored.Archived)):
             named[pointer.segment].append(pointer)
-        if (head := found.heads.get(tenant_id)) is not None:    # else the tenant is younger than this check
-            found.problems += find_unsealed(tenant_id, named, head.last_id)
+        if (head := report.heads.get(tenant_id)) is not None:    # else the tenant is younger than this check
+            report.problems += find_unsealed(tenant_id, named, head.last_id)
         if named and not directory:
             count = sum(map(len, named.values()))
-            found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, which was not "
-                                  "checked: set its folder (archive.directory)")
+            report.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, which was not "
+                                   "checked: set its folder (archive.directory)")
             continue
         erased, _ = await read_erased(backend, tenant_id) if named else ({}, [])
         for segment, wanted in named.items():
-            found.segments += 1
-            found.archived += len(wanted)
-            found.problems += [f"tenant {tenant_id}: segment {segment}: {problem}"
-                               for problem in segment_problems(directory, segment, wanted, erased)]
+            report.segments += 1
+            report.archived += len(wanted)
+            report.problems += [f"tenant {tenant_id}: segment {segment}: {problem}"
+                                for problem in segment_problems(directory, segment, wanted, erased)]
             if progress is not None:
-                progress(found.receipts + found.archived)
+                progress(report.receipts + report.archived)
 
 
 def find_unsealed(tenant_id: str, named: dict[str, list[stored.Archived]], sealed: str) -> list[str]:
     """Return whether receipts moved to the archive that no seal covers: only sealed ones do, so seals were removed."""
-    unsealed = [one.receipt_id for pointers in named.values() for one in pointers if one.receipt_id > sealed]
+    unsealed = [pointer.receipt_id for pointers in named.values() for pointer in pointers
+                if pointer.receipt_id > sealed]
     return [f"tenant {tenant_id}: {len(unsealed)} receipts up to {max(unsealed)} are in the archive, but no seal "
             "covers them: seals were removed"] if unsealed else []
 

@@ -61,9 +61,10 @@ class Service(Extension):
         if asyncio.get_running_loop().time() - self.found_at > self.FRESH_SECONDS:
             self.looking = self.looking or asyncio.create_task(self._look())
             await asyncio.shield(self.looking)      # whoever asked first may hang up, the others still wait
-        found, draining = self.found, self.since is not None
-        well = found.migrated and found.database and found.joined
-        return wire_admin.Readiness(well and not draining, found.migrated, found.database, found.joined, draining)
+        findings, draining = self.found, self.since is not None
+        well = findings.migrated and findings.database and findings.joined
+        return wire_admin.Readiness(well and not draining, findings.migrated, findings.database, findings.joined,
+                                    draining)
 
     async def _look(self) -> None:
         try:

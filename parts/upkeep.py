@@ -141,17 +141,17 @@ class Upkeep(Duties, Extension):
 
     async def _find_leased(self, since: float, until: float) -> dict[str, list[str]]:
         """Return the tasks, by tenant, whose leases expire between two moments."""
-        found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        tenants: defaultdict[str, dict[str, None]] = defaultdict(dict)
         since, limit = since - self.engine.settings.lease_grace_seconds, self.PAGE
         while page := await self.engine.backend.lapses(since, limit):
             for moment, tenant_id, task_id in page:
                 if moment <= until:
-                    found[tenant_id][task_id] = None
+                    tenants[tenant_id][task_id] = None
             if len(page) < limit or page[-1][0] > until:
                 break
             limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than a page expire at one moment
             since = page[-1][0]
-        return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
+        return {tenant_id: list(tasks) for tenant_id, tasks in tenants.items()}
 
     def after_grant(self, tenant_id: str, first_end: float) -> None:
         """Schedule a sweep for the expiry of a lease that was just granted, and tell the other processes."""
@@ -189,12 +189,12 @@ class Upkeep(Duties, Extension):
         done, stuck, seen = 0, 0, set[tuple[str, str]]()
         while True:
             limit, now = self.SLICE + stuck, self.engine.backend.now()
-            found = await self.engine.backend.overdue(now, self.engine.settings.lease_grace_seconds, limit)
-            fresh = {(tenant, id) for tenant, tasks, schedules in found for id in (*tasks, *schedules)} - seen
-            for tenant, tasks, schedules in found:
+            overdue = await self.engine.backend.overdue(now, self.engine.settings.lease_grace_seconds, limit)
+            fresh = {(tenant, id) for tenant, tasks, schedules in overdue for id in (*tasks, *schedules)} - seen
+            for tenant, tasks, schedules in overdue:
                 done += await self._sweep(tenant, [id for id in tasks if (tenant, id) in fresh],
                                           [id for id in schedules if (tenant, id) in fresh])
-            sizes = [len(ids) for _, *both in found for ids in both]
+            sizes = [len(ids) for _, *both in overdue for ids in both]
             if not fresh and max(sizes, default=0) < limit:
                 return done
             # Rows found again are lasting anomalies or cannot be swept: read past them.

@@ -344,9 +344,9 @@ def start() -> Iterator[Callable[..., Live]]:
         return running[-1]
 
     yield start
-    for one in running:
-        if one.process.returncode is None:
-            one.kill()
+    for server in running:
+        if server.process.returncode is None:
+            server.kill()
 
 
 @pytest.fixture
@@ -407,8 +407,8 @@ class Node:
     @classmethod
     def _is_new_enough(cls) -> bool:
         told = subprocess.run(["node", "--version"], capture_output=True, text=True) if shutil.which("node") else None
-        found = re.match(r"v(\d+)\.(\d+)", told.stdout) if told else None
-        return bool(found and (int(found[1]), int(found[2])) >= cls.LEAST)
+        match = re.match(r"v(\d+)\.(\d+)", told.stdout) if told else None
+        return bool(match and (int(match[1]), int(match[2])) >= cls.LEAST)
 
     @classmethod
     def _npm_install(cls, folder: Path, names: list[str]) -> None:

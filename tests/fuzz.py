@@ -98,7 +98,7 @@ def cursors() -> Target:
 def settings() -> Target:
     """A file of settings."""
     from asyncgate.parts.model.settings import SettingsError, list_settings, load_settings
-    some = "\n".join(f"{one.name}: {json.dumps(one.default)}" for one in list(list_settings(Settings))[:60])
+    some = "\n".join(f"{setting.name}: {json.dumps(setting.default)}" for setting in list(list_settings(Settings))[:60])
     path = Path(tempfile.mkdtemp()) / "config.yaml"
 
     def load(text: bytes) -> None:
@@ -114,7 +114,7 @@ def schedules() -> Target:
     plan = {"name": "n", "mode": "cron", "cron_expr": "*/5 3 * * 1-5", "timezone": "Europe/Berlin",
             "task_template": {"type": "t", "payload_template": {"at": "{{run_at}}"}}}
     every = {"name": "n", "mode": "interval", "interval_seconds": 60, "task_template": {"type": "t"}}
-    return [json.dumps(one).encode() for one in (plan, every)], may_raise(
+    return [json.dumps(schedule).encode() for schedule in (plan, every)], may_raise(
         lambda text: read_plan(msgspec.json.decode(text), time.time()), InvalidOrder, msgspec.DecodeError,
         UnicodeDecodeError, RecursionError)
 
@@ -139,8 +139,9 @@ def ledgers() -> Target:
     from asyncgate.parts.receipts.sinks import Garbled, read_filed
     from asyncgate.parts.receipts.sinks.memorygate import decode_answers, decode_page, decode_with, read_receipts
     from asyncgate.parts.receipts.sinks.receiptgate import call_error
-    one = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
-           "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"}, "body": {"n": [1, {"x": None}]}}
+    receipt = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
+               "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"},
+               "body": {"n": [1, {"x": None}]}}
 
     def answered(text: bytes) -> None:
         for decode in (lambda text: read_receipts(decode_page(text)), read_filed, decode_answers):
@@ -148,7 +149,8 @@ def ledgers() -> Target:
         may_raise(lambda text: call_error(msgspec.json.decode(text)), msgspec.DecodeError, UnicodeDecodeError,
                   RecursionError)(text)
     pages: tuple[dict[str, Any], ...] = (
-        {"receipts": [one, one], "next_cursor": None}, one, {"results": [{}]}, {"code": "x", "message": "y"})
+        {"receipts": [receipt, receipt], "next_cursor": None}, receipt, {"results": [{}]},
+        {"code": "x", "message": "y"})
     return [json.dumps(page).encode() for page in pages], answered
 
 
@@ -344,15 +346,15 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.last:
         return attack(asked.target, asked.rounds, asked.seed, asked.last)
-    until, seed, found = time.monotonic() + asked.seconds, asked.seed, 0
+    until, seed, status = time.monotonic() + asked.seconds, asked.seed, 0
     while True:
         for name in [asked.target] if asked.target else TARGETS:
             if told := attacked(name, asked.rounds, seed):
                 print(told, flush=True)
-                found = 1
+                status = 1
         seed += 1
         if time.monotonic() >= until:
-            return found
+            return status
 
 
 if __name__ == "__main__":

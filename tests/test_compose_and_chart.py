@@ -28,8 +28,8 @@ ALONE, HOLE = re.compile(r"^\s*\{\{-?[^}]*\}\}\s*$\n?", re.M), re.compile(r"\{\{
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text())
-    return found
+    tree: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text())
+    return tree
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
@@ -63,12 +63,12 @@ def test_a_compose_file_holds_no_secret_and_starts_in_order() -> None:
 
 def test_compose_asks_for_readiness_and_waits_longer_than_a_stop_takes() -> None:
     gate, settings = read("compose.yaml")["services"]["gate"], Settings()
-    found = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", gate["healthcheck"]["test"][-1])
+    match = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", gate["healthcheck"]["test"][-1])
 
-    assert found
-    assert (found[1], found[2]) == (gate["command"][gate["command"].index("--port") + 1], "/ready")
-    assert found[2] in PATHS
-    assert gate["ports"] == [f"127.0.0.1:{found[1]}:{found[1]}"]
+    assert match
+    assert (match[1], match[2]) == (gate["command"][gate["command"].index("--port") + 1], "/ready")
+    assert match[2] in PATHS
+    assert gate["ports"] == [f"127.0.0.1:{match[1]}:{match[1]}"]
     assert int(gate["stop_grace_period"].removesuffix("s")) > settings.drain_seconds + settings.shutdown_seconds
 
 
@@ -132,14 +132,14 @@ def test_every_value_is_used_and_every_used_value_is_there() -> None:
 
     def leaves(tree: Any, prefix: str = "") -> set[str]:
         named = tree.items() if isinstance(tree, dict) and tree else ()
-        return {one for key, value in named for one in (leaves(value, f"{prefix}{key}.") or {f"{prefix}{key}"})}
+        return {leaf for key, value in named for leaf in (leaves(value, f"{prefix}{key}.") or {f"{prefix}{key}"})}
 
     def covered(leaf: str) -> bool:
-        return any(leaf == one or leaf.startswith(f"{one}.") for one in used)
+        return any(leaf == name or leaf.startswith(f"{name}.") for name in used)
 
     there = leaves(VALUES)
     assert [leaf for leaf in there if not covered(leaf)] == []
-    assert [one for one in used if not any(leaf == one or leaf.startswith(f"{one}.") for leaf in there)] == []
+    assert [name for name in used if not any(leaf == name or leaf.startswith(f"{name}.") for leaf in there)] == []
 
 
 def test_the_chart_names_real_settings_and_values_that_the_gate_accepts() -> None:
@@ -191,5 +191,5 @@ def test_helm_reads_the_chart(tmp_path: Path, more: dict[str, Any]) -> None:
 
     assert linted.returncode == 0, linted.stdout
     assert made.returncode == 0, made.stderr
-    kinds = {one["kind"] for one in yaml.safe_load_all(made.stdout) if one}
+    kinds = {document["kind"] for document in yaml.safe_load_all(made.stdout) if document}
     assert kinds == {"Deployment", "Service", "PodDisruptionBudget"} | (set() if more else {"Secret", "Job"})

@@ -92,10 +92,10 @@ def test_fly_enforces_limits(fly: dict[str, Any]) -> None:
 
 def test_the_gate_believes_the_proxy_that_ends_tls_and_not_its_neighbours(fly: dict[str, Any]) -> None:
     settings = load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": fly["env"]["ASYNCGATE_TRUSTED_PROXIES"]})
-    said = [(b"x-forwarded-proto", b"https")]
+    headers = [(b"x-forwarded-proto", b"https")]
 
     def strict(peer: str) -> bool:
-        return is_https_by_proxy({"client": (peer, 1), "headers": said}, settings.settings.trusted_proxies)
+        return is_https_by_proxy({"client": (peer, 1), "headers": headers}, settings.settings.trusted_proxies)
 
     assert strict("172.16.3.162")
     assert not strict("fdaa:0:1:a7b::2")        # another app of the organisation

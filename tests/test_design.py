@@ -35,9 +35,9 @@ def rows(chapter: str) -> list[str]:
 def cited(text: str) -> set[str]:
     """Return the clauses that a text cites, as the index names them."""
     sections = {number for listed in SECTION.findall(text) for number in re.findall(NUMBER, listed)}
-    found = {f"spec {number}" for number in sections | set(BARE.findall(text))}
+    references = {f"spec {number}" for number in sections | set(BARE.findall(text))}
     protocol = {f"lease protocol, {name.partition(', ')[2]}" for name in PROTOCOL.findall(text)}
-    return found | protocol | set(ADDENDUM.findall(text)) | set(AMENDMENT.findall(text))
+    return references | protocol | set(ADDENDUM.findall(text)) | set(AMENDMENT.findall(text))
 
 
 @each("row", rows("Departures"))

@@ -68,19 +68,20 @@ ANSWERED = {"duty": "the `task.assigned`", "accepted": "the `task.accepted`", "n
 def test_the_page_of_receipts_says_who_states_each_type_to_whom_and_what_it_answers() -> None:
     text = (ROOT / "docs" / "receipts.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| [^|]+ \| (\w+) → (\w+) \| ([^|]+) \|$", text, re.M)
-    contracts = [one for one in vars(asyncgate).values() if isinstance(one, Contract)]
+    contracts = [member for member in vars(asyncgate).values() if isinstance(member, Contract)]
 
     assert sorted((type, sender, to) for type, sender, to, _ in rows) == sorted(
-        (one.type, ENDS.get(one.sender, one.sender), ENDS.get(one.to, one.to)) for one in contracts)
-    assert [one for one in contracts if one.answers != "given" and not any(
-        type == one.type and parent.startswith(ANSWERED[one.answers]) for type, _, _, parent in rows)] == []
+        (contract.type, ENDS.get(contract.sender, contract.sender), ENDS.get(contract.to, contract.to))
+        for contract in contracts)
+    assert [contract for contract in contracts if contract.answers != "given" and not any(
+        type == contract.type and parent.startswith(ANSWERED[contract.answers]) for type, _, _, parent in rows)] == []
 
 
 def each_block(*languages: str, mark: str | None = None) -> pytest.MarkDecorator:
     """Run a test for each block of some languages, or for those under a mark."""
-    found = blocks(*languages, mark=mark)
-    assert found
-    return pytest.mark.parametrize("block", found, ids=[block.place for block in found])
+    examples = blocks(*languages, mark=mark)
+    assert examples
+    return pytest.mark.parametrize("block", examples, ids=[block.place for block in examples])
 
 
 # Pages.
@@ -130,7 +131,7 @@ def test_the_generated_tables_are_those_of_the_code() -> None:
 
 @each_page
 def test_a_setting_that_a_page_names_exists(page: Path) -> None:
-    names = [one.name for one in list_settings(Settings)]
+    names = [setting.name for setting in list_settings(Settings)]
     sections = {name.partition(".")[0] for name in names if "." in name}
     named = {code.partition("=")[0].partition(":")[0] for code in code_of(page)}
     dotted = {name for name in named if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name)} - TOOLS
@@ -157,15 +158,15 @@ def test_the_glossary_names_every_hook_and_who_has_it() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text().partition("\n## Hooks\n")[2].partition("\n## ")[0]
     told = {hook: set(re.findall(r"`([A-Z]\w+)`", who))
             for hook, who in re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page, re.M)}
-    found: dict[str, set[str]] = {name: set() for name in vars(Extension) if not name.startswith("_")}
+    hooks: dict[str, set[str]] = {name: set() for name in vars(Extension) if not name.startswith("_")}
     for path in chain((ROOT / "parts").rglob("*.py"), (ROOT / "extras").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and "Extension" in map(ast.unparse, node.bases):
                 for method in node.body:
-                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name in found:
-                        found[method.name].add(node.name)
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name in hooks:
+                        hooks[method.name].add(node.name)
 
-    assert told == found
+    assert told == hooks
 
 
 # Blocks.
@@ -208,9 +209,9 @@ def wrong(words: list[str]) -> str:
         if (found := command.get_command(click.Context(command), name)) is None:
             return name
         command = found
-    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
     given = [word.partition("=")[0] for word in words[:words.index("--") if "--" in words else None]]
-    flags = {option for one in command.params if getattr(one, "is_flag", False) for option in one.opts}
+    flags = {option for param in command.params if getattr(param, "is_flag", False) for option in param.opts}
     valued = [value for flag, value in pairwise(given) if flag in flags and value in ("true", "false")]
     return next((word for word in given if re.match(r"--?[a-z]", word) and word not in known), next(iter(valued), ""))
 
@@ -378,12 +379,12 @@ def test_the_commands_of_a_page_run_one_after_another(page: Path, tmp_path: Path
     shell = subprocess.Popen(["bash", "-euo", "pipefail", "-c", SHELL + begun + lines], cwd=tmp_path, env=around,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
-        said, _ = shell.communicate()
+        output, _ = shell.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
 
-    assert shell.returncode == 0, said
+    assert shell.returncode == 0, output
 
 
 def typed(console: str) -> str:

@@ -53,9 +53,9 @@ def working(request: pytest.FixtureRequest, gate: Any, tmp_path: Path) -> Iterat
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     yield kind, result
     os.killpg(loop.pid, 15)
-    said = loop.communicate()[1]
-    assert "Traceback" not in said
-    assert "returned error" not in said     # of curl; one that is killed before it has read its answer says nothing
+    output = loop.communicate()[1]
+    assert "Traceback" not in output
+    assert "returned error" not in output     # of curl; one that is killed before it has read its answer says nothing
 
 
 def test_a_loop_of_the_documentation_does_one_task_after_another(working: Any, gate: Any) -> None:

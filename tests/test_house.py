@@ -94,8 +94,9 @@ def name_of(path: Path) -> str:
 
 def lengths(path: Path) -> dict[str, int]:
     """The lines of each function of a file, its docstring among them."""
-    found = (node for node in nodes(path) if isinstance(node, Function))
-    return {f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
+    functions = (node for node in nodes(path) if isinstance(node, Function))
+    return {f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+            for node in functions}
 
 
 def imported(nodes: Iterator[ast.AST]) -> set[str]:
@@ -157,12 +158,12 @@ def documented_methods(paths: list[Path]) -> set[str]:
 
 
 def undocumented(path: Path, overridden: set[str]) -> list[str]:
-    found = []
+    names = []
     for name, node in definitions(tree(path)):
         override = "." in name and name.rsplit(".", 1)[1] in overridden
         if not (ast.get_docstring(node) or override or speaks_for_itself(node)):
-            found.append(f"{name_of(path)}:{node.lineno} {name}")
-    return found
+            names.append(f"{name_of(path)}:{node.lineno} {name}")
+    return names
 
 
 def house() -> list[Path]:
@@ -306,7 +307,7 @@ def top_level_names(path: Path) -> set[str]:
         elif isinstance(node, ast.AnnAssign):
             names.add(ast.unparse(node.target))
         elif isinstance(node, ast.Assign) and not TYPE_VARIABLE.match(ast.unparse(node.value)):
-            names |= {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            names |= {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
     return {name for name in names if not name.startswith("_")}
 
 

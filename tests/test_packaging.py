@@ -84,8 +84,8 @@ def files_of_wheel(wheel: Path) -> set[str]:
 
 
 def files_of(*parts: str) -> set[str]:
-    found = (path for part in parts for path in (ROOT / part).rglob("*") if path.is_file())
-    return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
+    paths = (path for part in parts for path in (ROOT / part).rglob("*") if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
 
 
 def places(checkout: Path) -> list[str]:

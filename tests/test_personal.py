@@ -45,12 +45,12 @@ def test_each_table_of_both_databases_has_a_lifetime() -> None:
     made = {name for text in texts for name in CREATED.findall(text)}
 
     assert made == {*list_lifetimes()} == {*TABLES.values(), *OTHER_TABLES}
-    assert {name for name, one in list_lifetimes().items() if one.what} == {*OTHER_TABLES}
+    assert {name for name, lifetime in list_lifetimes().items() if lifetime.what} == {*OTHER_TABLES}
 
 
 def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
-    known = {one.name for one in list_settings(Settings)}
-    named = {name for one in list_lifetimes().values() for name in one.list_settings()}
+    known = {setting.name for setting in list_settings(Settings)}
+    named = {name for lifetime in list_lifetimes().values() for name in lifetime.list_settings()}
 
     assert named <= known
     assert {name for name in known if re.search(r"retention_days|log_days|terminal_days", name)} == named
@@ -59,8 +59,8 @@ def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
 def test_what_a_setting_or_a_time_ends_is_deleted_by_somebody() -> None:
     for_ever = re.compile("as long as the (tenant|archive|database)")
 
-    assert {name for name, one in list_lifetimes().items() if "nobody: " in one.ended_by} - {"receipts"} == {
-        name for name, one in list_lifetimes().items() if for_ever.fullmatch(one.how_long)}
+    assert {name for name, lifetime in list_lifetimes().items() if "nobody: " in lifetime.ended_by} - {"receipts"} == {
+        name for name, lifetime in list_lifetimes().items() if for_ever.fullmatch(lifetime.how_long)}
 
 
 def test_the_data_map_has_every_personal_field() -> None:

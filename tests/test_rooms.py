@@ -58,12 +58,12 @@ PUBLIC = {"clients", "commands", "app"}
 
 def files() -> dict[str, Path]:
     """Every module of the package, by its name."""
-    found = {"asyncgate": ROOT / "asyncgate.py"}
+    paths = {"asyncgate": ROOT / "asyncgate.py"}
     for folder in ("parts", "backends", "clients", "commands", "conformance", "bench", "extras"):
         for path in (ROOT / folder).rglob("*.py"):
             name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-            found[f"asyncgate.{name}"] = path
-    return found
+            paths[f"asyncgate.{name}"] = path
+    return paths
 
 
 MODULES = files()
@@ -111,7 +111,7 @@ def named(node: ast.AST) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module:
         inner = [f"{node.module}.{alias.name}" for alias in node.names]
-        return [one if one in MODULES else node.module for one in inner]
+        return [module if module in MODULES else node.module for module in inner]
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != "asyncgate":
         return [node.value.rstrip(".")]
     return []

@@ -21,12 +21,12 @@ def plain(name: str) -> str:
 
 def locked(name: str) -> dict[str, tuple[tuple[int, ...], int]]:
     """The packages of a file: version, and how many hashes; one that has several versions shows its last."""
-    found = {}
+    packages = {}
     for block in re.split(r"\n(?=\S)", (ROOT / ".ci" / name).read_text().replace("\\\n", " ").strip()):
         head = re.match(r"([A-Za-z0-9._-]+)==(\d+(?:\.\d+)*)", block)
         assert head, block[:80]
-        found[plain(head[1])] = numbers(head[2]), len(re.findall(r"--hash=sha256:[0-9a-f]{64}(?=\s|$)", block))
-    return found
+        packages[plain(head[1])] = numbers(head[2]), len(re.findall(r"--hash=sha256:[0-9a-f]{64}(?=\s|$)", block))
+    return packages
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def test_every_package_is_locked_with_its_hashes_at_a_version_that_the_project_a
 def test_the_image_takes_what_ci_has_tried() -> None:
     tried = locked("constraints.txt")
 
-    assert {name: found for name, found in locked("image.txt").items() if tried.get(name) != found} == {}
+    assert {name: pin for name, pin in locked("image.txt").items() if tried.get(name) != pin} == {}
 
 
 def test_nothing_of_tests_gets_into_the_image() -> None:
@@ -55,8 +55,9 @@ def test_nothing_of_tests_gets_into_the_image() -> None:
 
 
 def test_the_package_pins_nothing() -> None:
-    assert [one for one in (*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra))
-            if "==" in one or "<" in one or "~=" in one] == []
+    assert [requirement for requirement in (*PROJECT["dependencies"],
+                                            *(requirement for extra in EXTRAS.values() for requirement in extra))
+            if "==" in requirement or "<" in requirement or "~=" in requirement] == []
 
 
 @pytest.mark.parametrize("name", WANTED)

@@ -38,9 +38,9 @@ class Manager:
 
     def hear_until(self, name: str) -> dict[str, str]:
         """Return the next message that says something of a name."""
-        while name not in (said := self.hear()):
+        while name not in (message := self.hear()):
             pass
-        return said
+        return message
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def directives() -> list[tuple[str, str]]:
 
 
 def test_the_unit_speaks_the_protocol_and_waits_longer_than_a_stop_takes() -> None:
-    said, settings = dict(directives()), Settings()
+    unit, settings = dict(directives()), Settings()
 
-    assert (said["Type"], said["NotifyAccess"], said["KillMode"]) == ("notify", "main", "mixed")
-    assert int(said["WatchdogSec"]) > 0
-    assert int(said["TimeoutStopSec"]) > settings.drain_seconds + settings.shutdown_seconds + 5
+    assert (unit["Type"], unit["NotifyAccess"], unit["KillMode"]) == ("notify", "main", "mixed")
+    assert int(unit["WatchdogSec"]) > 0
+    assert int(unit["TimeoutStopSec"]) > settings.drain_seconds + settings.shutdown_seconds + 5
 
 
 def test_every_variable_of_the_unit_is_a_setting() -> None:

@@ -18,12 +18,12 @@ NUMBERS = {
 
 def rows(name: str) -> dict[str, list[tuple[str, str]]]:
     """Return the tests that a table names, by number; a line without a number belongs to the one above."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    tests: dict[str, list[tuple[str, str]]] = {}
     number = ""
     for given, file, test in ROW.findall(ast.get_docstring(ast.parse(path_of(name).read_text()), clean=False) or ""):
         number = given or number
-        found.setdefault(number, []).append((file, test))
-    return found
+        tests.setdefault(number, []).append((file, test))
+    return tests
 
 
 def path_of(file: str) -> Path:
@@ -41,7 +41,7 @@ def test_every_number_has_a_test_and_every_named_test_is_there(name: str) -> Non
     table = rows(name)
 
     assert list(table) == NUMBERS[name]
-    named = [one for rows in table.values() for one in rows]
+    named = [row for rows in table.values() for row in rows]
     assert [f"{file}::{test}" for file, test in named if test not in functions_of(file)] == []
 
 

@@ -113,17 +113,17 @@ class Queues:
     def watch(self) -> Iterator[list[stored.Task]]:
         """Cache the positions of the first tasks that a block finds, if finding them took long."""
         look, put = object(), dict[int, tuple[int, str]]()
-        found: list[stored.Task] = []
+        tasks: list[stored.Task] = []
         begun, forgotten = time.monotonic(), self.forgotten
         self.watching[look] = put
         try:
-            yield found
+            yield tasks
         finally:
             del self.watching[look]
         now = time.monotonic()
         if forgotten == self.forgotten and (self.begins or now - begun > self.SLOW_SECONDS):
             self.until = self.until if self.begins else now + self.MOMENT_SECONDS
-            for task in sorted(found, key=place, reverse=True):
+            for task in sorted(tasks, key=place, reverse=True):
                 self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
 
     def note_queued(self, task: stored.Task) -> None:
@@ -378,9 +378,9 @@ class Postgres(pages.Pages):
 
     async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
         """Load the rows that a batch needs; return also whether the cache of queues is out of date then."""
-        with self.queues[tenant_id].watch() as found:
+        with self.queues[tenant_id].watch() as tasks:
             work, outdated = await self._load_tasks(db, tenant_id, needs)
-            found += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
+            tasks += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
         await self._load_others(db, work, needs)
         return work, outdated
 
@@ -418,20 +418,20 @@ class Postgres(pages.Pages):
         text, names = statement
         given |= {"tenant": tenant_id, "skew": self.skew}
         rows = [tuple(row) for row in await db.fetch(text, *(given[name] for name in names))]
-        found: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+        groups: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
         for row in rows:
             if (group := row[sql.HEAD - 1]) is not None:
-                found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
-        return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
+                groups[group == sql.ASKED_FOR].append(row[sql.HEAD:])
+        return sql.Head(*rows[-1][:sql.HEAD]), groups[True], groups[False]
 
     async def _with_progress(self, db: asyncpg.Connection, tenant_id: str,
                              rows: list[tuple[Any, ...]]) -> list[queries.Row]:
         """Return tasks with leases and progress; read progress again if a wait for a row lock made it stale."""
-        found = [sql.named_row(row) for row in rows]
+        tasks = [sql.named_row(row) for row in rows]
         if stale := [row[0] for row in rows if sql.is_stale(row)]:
             latest = {row[0]: stored.Progress(*row) for row in await db.fetch(sql.PROGRESS_OF, tenant_id, stale)}
-            found = [(task, lease, latest.get(task.task_id, progress)) for task, lease, progress in found]
-        return found
+            tasks = [(task, lease, latest.get(task.task_id, progress)) for task, lease, progress in tasks]
+        return tasks
 
     async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
                      rows: list[tuple[Any, ...]], claims: int) -> bool:
@@ -513,12 +513,12 @@ class Postgres(pages.Pages):
     async def _fetch(self, statement: str, *given: Any) -> list[Any]:
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
             try:
-                found: list[Any] = await db.fetch(statement, *given)
+                rows: list[Any] = await db.fetch(statement, *given)
             except TimeoutError:
                 self._lose(db)
                 await self.pool.expire_connections()
                 raise
-            return found
+            return rows
 
     async def _ask(self, statement: str, *given: Any) -> list[Any]:
         """Read in one round trip; raises DatabaseUnavailable."""
@@ -575,9 +575,9 @@ class Postgres(pages.Pages):
         """Return the types of tasks that begin so."""
         return [row[0] for row in await self._read(tenant_id, sql.TYPES_OF, prefix, queries.end_of(prefix), most)]
 
-    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> list[str]:
         """Return tasks of a range."""
-        statement, given = sql.select_ids(of, one, most)
+        statement, given = sql.select_ids(of, range_, most)
         return [row[0] for row in await self._read(tenant_id, statement, *given)]
 
     async def find_leases(self, tenant_id: str, of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
@@ -763,16 +763,16 @@ class Postgres(pages.Pages):
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the tasks and schedules that upkeep must check, by tenant, without those of other living processes."""
         others, name = (list(self.member.others), self.member.instance_id) if self.member else ([], None)
-        found: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        tenants: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, name, max(OVERDUE, limit)):
             if kind == "others":    # left to its living instance; checked again soon, in case that one dies
                 if self.member:
                     self.member.hear(News(tenant_id, lapse=now - grace + LOOK_AGAIN_SECONDS))
                 continue
-            ids = found[tenant_id][kind == "schedule"]
+            ids = tenants[tenant_id][kind == "schedule"]
             if len(ids) < limit:
                 ids.append(id)
-        return [(tenant_id, *both) for tenant_id, both in found.items()]
+        return [(tenant_id, *both) for tenant_id, both in tenants.items()]
 
     async def depths(self, now: float) -> list[stored.Depth]:
         """Return what the queues of all tenants have by type."""
@@ -792,7 +792,7 @@ class Postgres(pages.Pages):
         if tenant_id is not None:
             return await self._drop_lanes(tenant_id, inf)       # a clock may have been set back
         kept_since = self.now() - queries.QUEUE_KEPT_SECONDS
-        return sum([await self._drop_lanes(one, kept_since) for one in self.lanes.keys() | self.counting.keys()])
+        return sum([await self._drop_lanes(lane, kept_since) for lane in self.lanes.keys() | self.counting.keys()])
 
     async def _drop_lanes(self, tenant_id: str, kept_since: float) -> int:
         if not (await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1")

@@ -81,16 +81,16 @@ async def examine_database(settings: Settings, clock: Callable[[], float]) -> As
 
 async def look_around(db: Any, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[findings.Finding]:
     """Yield what one connection can see."""
-    for found in (*judge_server(db), *await judge_role(db, settings.database), *await judge_durability(db),
-                  *await judge_connections(db, settings.database), *await measure_skew(db, clock)):
-        yield found
+    for finding in (*judge_server(db), *await judge_role(db, settings.database), *await judge_durability(db),
+                    *await judge_connections(db, settings.database), *await measure_skew(db, clock)):
+        yield finding
     schema = [*await judge_schema(db)]
-    for found in schema:
-        yield found
-    if not any(found.severity == "error" for found in schema):
-        for found in (*await judge_grants(db), *await judge_instances(db, settings),
-                      *await judge_tenants(db, settings)):
-            yield found
+    for finding in schema:
+        yield finding
+    if not any(finding.severity == "error" for finding in schema):
+        for finding in (*await judge_grants(db), *await judge_instances(db, settings),
+                        *await judge_tenants(db, settings)):
+            yield finding
 
 
 def judge_server(db: Any) -> Iterator[findings.Finding]:

@@ -126,7 +126,7 @@ def probe(db: asyncpg.Connection, seconds: float) -> None:
 def as_user(url: str, user: str) -> str:
     """Return a URL for another user, without a password: Postgres then takes it from PGPASSWORD or a password file."""
     parts = urlsplit(url)
-    query = "&".join(one for one in parts.query.split("&") if one.partition("=")[0] not in ("user", "password"))
+    query = "&".join(pair for pair in parts.query.split("&") if pair.partition("=")[0] not in ("user", "password"))
     return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}", query=query).geturl()
 
 

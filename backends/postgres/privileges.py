@@ -126,9 +126,9 @@ async def stored_privileges(db: Any) -> list[str] | None:
     if not await db.fetchval("SELECT EXISTS (SELECT FROM pg_attribute WHERE attname = 'privileges' "
                              "AND attrelid = to_regclass('asyncgate.migrations'))"):
         return None
-    found: list[str] | None = await db.fetchval(
+    lines: list[str] | None = await db.fetchval(
         "SELECT privileges FROM asyncgate.migrations ORDER BY number DESC LIMIT 1")
-    return found
+    return lines
 
 
 async def store_privileges(db: Any) -> None:

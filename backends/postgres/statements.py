@@ -221,7 +221,7 @@ def load(named: tuple[str, ...], offered: bool, claiming: bool = False,
     rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * bool(named)
             + [f"SELECT number, {listed(STATE)} FROM offered"] * offered)
     row = PORTIONED_ROW if portioned else ROW
-    found = f"""
+    joins = f"""
 LEFT JOIN ({' UNION ALL '.join(rows)}) AS s ON true
 LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
                    WHERE tenant_id = :tenant AND task_id = s.task_id LIMIT 1) AS t ON true
@@ -232,15 +232,15 @@ SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f'
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
-             {FULL if offered else 'false'}) AS one{found if rows else ''}""")
+             {FULL if offered else 'false'}) AS one{joins if rows else ''}""")
 
 
 def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
     """Replace each `:name` in a statement by a number; return the statement and the names in order."""
     names: dict[str, str] = {}
 
-    def place(found: re.Match[str]) -> str:
-        return names.setdefault(found[1], f"${len(names) + 1}")
+    def place(match: re.Match[str]) -> str:
+        return names.setdefault(match[1], f"${len(names) + 1}")
     return re.sub(r"(?<!:):([a-z_]+)", place, template), tuple(names)
 
 
@@ -443,7 +443,7 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
 def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     """Return the records to keep and the keys of those to drop, by table, in the order of keys."""
     rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for kind, key in sorted((one for one in work.kept if not is_dropped(work, one)), key=lambda one: one[1]):
+    for kind, key in sorted((entry for entry in work.kept if not is_dropped(work, entry)), key=lambda entry: entry[1]):
         row = work.kept[kind, key]
         rows[f"{'dropped' if row is None else 'kept'}_{stored.RECORDS[kind]}"].append(key if row is None
                                                                                       else astuple(row))
@@ -500,9 +500,9 @@ DROPS = {stored.Receipt: "asyncgate.archive_receipts($1::text[])",
          stored.Key: "asyncgate.erase_keys($1::text[])"}
 
 
-def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
+def is_dropped(work: Work, entry: tuple[type[Struct], tuple[str, ...]]) -> bool:
     """Whether a batch drops a row that only one of these functions may delete."""
-    return one[0] in DROPS and work.kept[one] is None
+    return entry[0] in DROPS and work.kept[entry] is None
 
 
 # Rows that only these functions may change, and of mutable ones the statements that change nothing else.
@@ -523,7 +523,7 @@ def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
         return
     for kind, statement in ERASES.items():
         if rows := [(*place, *(getattr(row, name) for name in CARDS[kind].erasable))
-                    for (of, place), row in sorted(work.erased.items(), key=lambda one: one[0][1]) if of is kind]:
+                    for (of, place), row in sorted(work.erased.items(), key=lambda entry: entry[0][1]) if of is kind]:
             width = len(rows[0])
             given = ", ".join(f"${at}::text[]" for at in range(1, width + 1))
             yield statement.format(given=given), columns(rows, width)
@@ -533,7 +533,8 @@ def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
     """Return the calls of these functions for a batch, and their arguments."""
     if not work.kept:       # as in most batches
         return []
-    ids = {kind: sorted(one[1][0] for one in work.kept if one[0] is kind and is_dropped(work, one)) for kind in DROPS}
+    ids = {kind: sorted(entry[1][0] for entry in work.kept if entry[0] is kind and is_dropped(work, entry))
+           for kind in DROPS}
     return [(f"SELECT {DROPS[kind]}", given) for kind, given in ids.items() if given]
 
 
@@ -790,29 +791,29 @@ def select_tasks(of: queries.TaskFilter, ranges: list[TaskRange], ids: list[str]
     given: list[Any] = [ids] if ids else []
     bind = make_binder(given)
     if ids:
-        found = " AND ".join([BY_IDS, *narrow_tasks(of, bind, "s", "t.task_id")])
-        return f"{found} ORDER BY t.task_id DESC LIMIT {of.limit:d}", given
-    return queries.merge_parts([select_range(of, one, bind) for one in ranges], of.limit), given
+        conditions = " AND ".join([BY_IDS, *narrow_tasks(of, bind, "s", "t.task_id")])
+        return f"{conditions} ORDER BY t.task_id DESC LIMIT {of.limit:d}", given
+    return queries.merge_parts([select_range(of, range_, bind) for range_ in ranges], of.limit), given
 
 
-def select_range(of: queries.TaskFilter, one: TaskRange, bind: Callable[[Any], str]) -> str:
+def select_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[Any], str]) -> str:
     """Return the statement that reads a page of tasks from one range."""
-    led, at = (BY_STATE, "s.task_id") if one.by in ("held", "status") else (ROWS, "t.task_id")
-    columns, within, rest = LEADING.get(one.by, ()), list[str](), of
+    led, at = (BY_STATE, "s.task_id") if range_.by in ("held", "status") else (ROWS, "t.task_id")
+    columns, within, rest = LEADING.get(range_.by, ()), list[str](), of
     if columns:
-        within, rest = bound_range(of, one, [*columns, at], bind), leave_out(of, one)
+        within, rest = bound_range(of, range_, [*columns, at], bind), leave_out(of, range_)
     conditions = " AND ".join([led, *within, *narrow_tasks(rest, bind, "s", at)])
     return f"{conditions} ORDER BY {listed_down([*columns, at])} LIMIT {of.limit:d}"
 
 
-def bound_range(of: queries.TaskFilter, one: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
+def bound_range(of: queries.TaskFilter, range_: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
     """Return the conditions for a range of an index and for the age.
 
     They are bounds, and the order names all columns: with `status = $2` the order could be that of the primary key, and
     a plan for any status reads all tasks by it, to find the few that have failed.
     """
-    owner = [one.value or of.owner.kind, of.owner.id] if of.owner else []
-    values = owner if one.by == "owner" else [one.value or (of.status if one.by == "status" else of.type)]
+    owner = [range_.value or of.owner.kind, of.owner.id] if of.owner else []
+    values = owner if range_.by == "owner" else [range_.value or (of.status if range_.by == "status" else of.type)]
     names, row = [bind(value) for value in values], ", ".join(columns)
     return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
             for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
@@ -834,9 +835,9 @@ def select_deliveries(of: queries.DeliveryFilter) -> tuple[str, list[str]]:
             f"WHERE tenant_id = $1 AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}"), [*given, first, last]
 
 
-def leave_out(of: queries.TaskFilter, one: TaskRange) -> queries.TaskFilter:
+def leave_out(of: queries.TaskFilter, range_: TaskRange) -> queries.TaskFilter:
     """Return what a range leaves to be checked of a filter."""
-    own: dict[str, Any] = {one.by: None}
+    own: dict[str, Any] = {range_.by: None}
     return replace(of, before=None, since=None, **own)
 
 
@@ -845,16 +846,16 @@ def listed_down(columns: Iterable[str]) -> str:
     return ", ".join(f"{column} DESC" for column in columns)
 
 
-def select_ids(of: queries.TaskFilter, one: TaskRange, most: int) -> tuple[str, list[Any]]:
+def select_ids(of: queries.TaskFilter, range_: TaskRange, most: int) -> tuple[str, list[Any]]:
     """Return the statement that reads the ids of the tasks of a range, and its parameters."""
     given: list[Any] = []
     bind = make_binder(given)
-    table = "states AS s" if one.by in ("held", "status") else "tasks AS t"
-    if one.by in LEADING:
-        columns = [*LEADING[one.by], "task_id"]
-        conditions, order = " AND ".join(bound_range(of, one, columns, bind)), listed_down(columns)
+    table = "states AS s" if range_.by in ("held", "status") else "tasks AS t"
+    if range_.by in LEADING:
+        columns = [*LEADING[range_.by], "task_id"]
+        conditions, order = " AND ".join(bound_range(of, range_, columns, bind)), listed_down(columns)
     else:
-        conditions, order = limit_range(of, one, bind)
+        conditions, order = limit_range(of, range_, bind)
     return (f"SELECT task_id::text FROM asyncgate.{table} WHERE tenant_id = $1 AND {conditions} ORDER BY {order} "
             f"LIMIT {most:d}"), given
 

@@ -86,10 +86,10 @@ def find_peers(names: list[str], database: str) -> tuple[list[Found], list[Missi
         raise ValueError(f"{', '.join(unknown) or 'an empty name'} is not known: name some of {', '.join(KNOWN)}, with "
                          "commas between them")
     looked = [(KNOWN[name], find_version(KNOWN[name]), find_server(KNOWN[name].server, database)) for name in names]
-    found = [Found(peer, told) for peer, told, server in looked if told is not None and server is not None]
+    candidates = [Found(peer, told) for peer, told, server in looked if told is not None and server is not None]
     missing = [Missing(peer.name, "; ".join(say_install(peer, told, server)))
                for peer, told, server in looked if told is None or server is None]
-    return found, missing
+    return candidates, missing
 
 
 def say_install(peer: Peer, told: str | None, server: str | None) -> Iterator[str]:

@@ -99,59 +99,61 @@ class Comparison(msgspec.Struct):
 
 def measure_peers(names: list[str], database: str, plan: rounds.Plan) -> Comparison:
     """Start a gate and the queues that are installed, measure them in turns, and stop them."""
-    found, missing = known.find_peers(names, database)
-    if not found:
+    candidates, missing = known.find_peers(names, database)
+    if not candidates:
         raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
     servers.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
-        targets, queues = start_targets(stack, found, database, max(plan.clients))
+        targets, queues = start_targets(stack, candidates, database, max(plan.clients))
         rows = measure_in_turns(targets, plan)
     method = servers.describe_method(plan, rows)
     del method["echo_requests_per_second"]      # no echo is served here
     return Comparison(method, queues, missing, rows)
 
 
-def start_targets(stack: contextlib.ExitStack, found: list[known.Found], database: str,
+def start_targets(stack: contextlib.ExitStack, candidates: list[known.Found], database: str,
                   clients: int) -> tuple[list[Measured], list[About]]:
     """Start gates, servers and queues; the stack stops them."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-bench-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    on_postgres = bool(database) or any(one.peer.server == known.POSTGRES for one in found)
+    on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
     databases = stack.enter_context(open_databases(database)) if on_postgres else None
     urls = (databases.make_for_gate(),) if databases else ()
     targets: list[Measured] = [GateTarget(server) for server in stack.enter_context(servers.start_servers(urls, 0))]
     queues = [About(gate.name, __version__, server, GATE_STEPS, GATE_REMARK)
               for gate, server in zip(targets, [f"SQLite {sqlite3.sqlite_version}",
                                                 *([databases.version] if databases else [])], strict=True)]
-    for one in found:
-        if one.peer.server == known.POSTGRES and databases:
+    for candidate in candidates:
+        if candidate.peer.server == known.POSTGRES and databases:
             url, server = databases.make_empty(), databases.version
         else:
-            address = stack.enter_context(serve_peer(one.peer.server, folder / f"{one.peer.name}-server"))
+            address = stack.enter_context(serve_peer(candidate.peer.server, folder / f"{candidate.peer.name}-server"))
             url, server = address.url, address.version
-        targets.append(start_peer(stack, one, url, clients, folder / f"{one.peer.name}.log"))
-        queues.append(About(one.peer.name, one.version, server, one.peer.steps, one.peer.remark))
+        targets.append(start_peer(stack, candidate, url, clients, folder / f"{candidate.peer.name}.log"))
+        queues.append(About(candidate.peer.name, candidate.version, server, candidate.peer.steps,
+                            candidate.peer.remark))
     return targets, queues
 
 
-def start_peer(stack: contextlib.ExitStack, one: known.Found, url: str, clients: int, log: Path) -> PeerTarget:
+def start_peer(stack: contextlib.ExitStack, candidate: known.Found, url: str, clients: int, log: Path) -> PeerTarget:
     """Start the process of a queue, and wait until it is ready."""
     file = stack.enter_context(log.open("wb"))
-    arguments = [one.peer.name.replace("-", "_") if one.peer.of == "pip" else one.peer.name, url, str(clients)]
+    arguments = [candidate.peer.name.replace("-", "_") if candidate.peer.of == "pip" else candidate.peer.name, url,
+                 str(clients)]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": file, "text": True}
-    if one.peer.of == "npm":
+    if candidate.peer.of == "npm":
         command = [str(shutil.which("node")), str(known.NODE_SIDE), *arguments, PAYLOAD.decode()]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     else:
         child = start_program("asyncgate.bench.peers.child", *arguments, **options)
     stack.callback(cast(IO[str], child.stdout).close)
     stack.callback(stop_children, child)
-    return PeerTarget(one.peer.name, child, log)
+    return PeerTarget(candidate.peer.name, child, log)
 
 
 def measure_in_turns(targets: list[Measured], plan: rounds.Plan) -> list[rounds.Figures]:
     """Run every mode with every number of clients on every target, in turns; return the medians of the rounds."""
-    found: defaultdict[tuple[str, str, int, str], list[rounds.Figures]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, int, str], list[rounds.Figures]] = defaultdict(list)
     most = {"cycle": max(plan.clients), "batch": min(plan.clients)}
     turns = [(number, clients, mode) for number, clients, mode in plan.turns()
              if mode == "cycle" or clients == most[mode]]
@@ -166,10 +168,10 @@ def measure_in_turns(targets: list[Measured], plan: rounds.Plan) -> list[rounds.
                 f"round {number + 1} of {plan.rounds}: {mode}, {rounds.count_clients(clients)} on {target.name}")
             turn = load.Turn(mode, clients, plan.seconds, plan.count)
             target.run(turn)
-            for one in rounds.sum_turn(turn, database=target.name):
-                found[target.name, mode, clients, one.operation].append(one)
+            for figures in rounds.sum_turn(turn, database=target.name):
+                groups[target.name, mode, clients, figures.operation].append(figures)
     screen.clear()
-    return [rounds.median(alike) for alike in found.values()]
+    return [rounds.median(alike) for alike in groups.values()]
 
 
 # The table of docs/numbers.md.
@@ -177,8 +179,8 @@ def measure_in_turns(targets: list[Measured], plan: rounds.Plan) -> list[rounds.
 
 def format_comparison(comparison: Comparison) -> str:
     """Format the table: a line per queue, cycles a second by clients; then the method, and what each queue does."""
-    rates = {(one.database, one.mode, one.clients): one.tasks_per_second for one in comparison.rows
-             if one.operation in load.COMPLETIONS}
+    rates = {(figures.database, figures.mode, figures.clients): figures.tasks_per_second for figures in comparison.rows
+             if figures.operation in load.COMPLETIONS}
     columns = sorted({(mode, clients) for _, mode, clients in rates},
                      key=lambda column: (load.BESIDE_MODES.index(column[0]), column[1]))
     heads = [rounds.count_clients(clients) if mode == "cycle"
@@ -189,16 +191,17 @@ def format_comparison(comparison: Comparison) -> str:
         cells = [f"{rates[key]:,.0f}" if (key := (queue.name, *column)) in rates else "–" for column in columns]
         lines.append("| " + " | ".join([queue.name, *cells]) + " |")
     return "\n".join([*lines, "", format_peers_method(comparison), "", *map(format_about, comparison.queues),
-                      *(f"- {format_missing(one)}" for one in comparison.missing)])
+                      *(f"- {format_missing(missing)}" for missing in comparison.missing)])
 
 
 def format_peers_method(comparison: Comparison) -> str:
     """Format the method in one line."""
-    said = comparison.method
-    each = f"{said['count']:,} cycles" if said["count"] is not None else f"{said['seconds']:g} s"
-    rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
-    memory = ", in memory (set TMPDIR)" if said["temporary_folder"] in ("tmpfs", "ramfs") else ""
-    return (f"Python {said['python']}{memory}. Clients, queues and their servers share {said['cores']} cores; {rounds} "
+    method = comparison.method
+    each = f"{method['count']:,} cycles" if method["count"] is not None else f"{method['seconds']:g} s"
+    rounds = f"medians of {method['rounds']} rounds" if method["rounds"] > 1 else "one round"
+    memory = ", in memory (set TMPDIR)" if method["temporary_folder"] in ("tmpfs", "ramfs") else ""
+    return (
+        f"Python {method['python']}{memory}. Clients, queues and their servers share {method['cores']} cores; {rounds} "
             f"of {each}, everything in turns.")
 
 
@@ -208,6 +211,6 @@ def format_about(one: About) -> str:
     return f"- **{one.name}**{package} ({one.server}): {one.steps} {one.remark}"
 
 
-def format_missing(one: known.Missing) -> str:
+def format_missing(missing: known.Missing) -> str:
     """Format what a queue needs that is not here."""
-    return f"{one.name} is not installed: {one.install}"
+    return f"{missing.name} is not installed: {missing.install}"

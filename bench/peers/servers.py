@@ -87,8 +87,8 @@ def ask_version(program: str, kind: str) -> str:
     """Return the version that a server's program tells, such as nats-server 2.15.1."""
     told = subprocess.run([program, "-v" if kind == BEANSTALKD else "--version"], capture_output=True, text=True,
                           timeout=START_SECONDS).stdout
-    found = re.search(r"\d+(\.\d+)+", told)
-    return f"{Path(program).name} {found[0] if found else ''}".strip()
+    match = re.search(r"\d+(\.\d+)+", told)
+    return f"{Path(program).name} {match[0] if match else ''}".strip()
 
 
 class Databases:

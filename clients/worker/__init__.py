@@ -434,8 +434,8 @@ class Worker:
     async def _leave(self) -> None:
         """Stop the running jobs and release all leases, including those of a claim whose answer was lost."""
         doing = list(self.jobs.values())
-        for one in doing:
-            one.cancel()
+        for job in doing:
+            job.cancel()
         await asyncio.gather(*doing, return_exceptions=True)
         await asyncio.to_thread(self.heart.stop)
         with contextlib.suppress(http.Unreachable, http.Refusal):
@@ -474,8 +474,8 @@ def make_failure(letter: Letter, no: http.Refusal) -> Letter:
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}
     what = "result" if letter.operation == "complete" else "error"
-    said = {"code": no.code, "message": f"the gate refused the {what}: {no}"}
-    return Letter("fail", {"retryable": False, **kept, "error": said}, letter.why)
+    error = {"code": no.code, "message": f"the gate refused the {what}: {no}"}
+    return Letter("fail", {"retryable": False, **kept, "error": error}, letter.why)
 
 
 def encode_completion(done: Done) -> dict[str, Any]:

@@ -127,18 +127,18 @@ class Children:
 
 def find_parents() -> dict[int, int]:
     """Return the parent's id of each process."""
-    found = {}
+    parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError):
                 # The name, in brackets, may hold any character; after it come the state and the parent.
-                found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    return found
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return parents
 
 
 def add_descendants(pids: list[int], parents: dict[int, int]) -> list[int]:
     """Return processes and all their descendants."""
-    found = list(pids)
-    for pid in found:       # `found` grows in the loop
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    family = list(pids)
+    for pid in family:       # `family` grows in the loop
+        family += [child for child, parent in parents.items() if parent == pid]
+    return family

@@ -156,8 +156,9 @@ class TaskFunction:
         self.is_async = inspect.iscoroutinefunction(body)       # another may still return what can be awaited
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise TypeError(f"{function!r} yields: return a list, and report progress with job.report")
-        names = [one for one in inspect.signature(function).parameters.values()
-                 if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
+        names = [parameter for parameter in inspect.signature(function).parameters.values()
+                 if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                 and parameter.default is parameter.empty]
         if len(names) not in (1, 2):
             raise TypeError(f"{function!r} must take one argument (the payload) or two (the payload and the job); a "
                             "decorator shows those of its function by functools.wraps")
@@ -194,24 +195,24 @@ class TaskFunction:
     def failure(self, error: BaseException, *, traced: bool = False) -> dict[str, Any]:
         """Return the fields of the `fail` request for an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        said: dict[str, Any] = {"code": clean_text(str(code)), "message": describe_error(error)}
+        report: dict[str, Any] = {"code": clean_text(str(code)), "message": describe_error(error)}
         if isinstance(error, Fail):
             with contextlib.suppress(TypeError, ValueError, RecursionError):    # leave out a detail that is not JSON
-                said |= {} if error.detail is None else {"detail": to_json_value(error.detail)}
-            return {"error": said, "retryable": False}
+                report |= {} if error.detail is None else {"detail": to_json_value(error.detail)}
+            return {"error": report, "retryable": False}
         if isinstance(error, Retry):
             after = error.after if isinstance(error.after, int | float) and 0 <= error.after < math.inf else None
-            return {"error": said, "retryable": True, "retry_after_seconds": after}
+            return {"error": report, "retryable": True, "retry_after_seconds": after}
         if traced and (trace := describe_traceback(error)):
-            said["traceback"] = trace
-        return {"error": said, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}
+            report["traceback"] = trace
+        return {"error": report, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}
 
 
 def to_json_value(value: Any, name: str = "") -> Any:
     """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
-    found = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
-    encode_finite(found, name)
-    return found
+    tree = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
+    encode_finite(tree, name)
+    return tree
 
 
 def describe_error(error: BaseException) -> str:

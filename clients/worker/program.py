@@ -109,11 +109,11 @@ def describe_answer(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code in (429, 503):
         raise Retry(f"the server answered {answer.status_code}", code="later",
                     after=read_retry_after(answer.headers.get("retry-after")))
-    found = {"status": answer.status_code, "url": str(answer.url), "content_type": answer.headers.get("content-type")}
+    facts = {"status": answer.status_code, "url": str(answer.url), "content_type": answer.headers.get("content-type")}
     try:
-        return {**found, "text": answer.content.decode(answer.charset_encoding or "utf-8").replace("\0", "\ufffd")}
+        return {**facts, "text": answer.content.decode(answer.charset_encoding or "utf-8").replace("\0", "\ufffd")}
     except (UnicodeDecodeError, LookupError):
-        return {**found, "base64": base64.b64encode(answer.content).decode()}
+        return {**facts, "base64": base64.b64encode(answer.content).decode()}
 
 
 # Programs.
@@ -144,12 +144,13 @@ class Program:
     def surroundings(self, job: Job) -> dict[str, str]:
         """Return the environment of the program: the worker's without its credential, and variables about the task."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
-        said = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "TASK_ID": job.task_id,
-                "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
+        variables = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "TASK_ID": job.task_id,
+                     "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence),
+                     "ATTEMPT": str(job.attempt)}
         earlier = {"CHECKPOINT": job.checkpoint, "PROGRESS": job.progress}
-        said |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
+        variables |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
         traced = {name.upper(): value for name, value in job.trace.items()}     # as OpenTelemetry names them
-        return kept | traced | {f"ASYNCGATE_{name}": value for name, value in said.items()}
+        return kept | traced | {f"ASYNCGATE_{name}": value for name, value in variables.items()}
 
 
 class Run:
@@ -197,7 +198,7 @@ class Run:
         heard = (self._result, self._complaint, LineSplitter(self._progress))
         threads = [run_in_thread(feed_pipe, self.files[0], payload),
                    *map(partial(run_in_thread, read_pipe), self.files[1:], heard)]
-        talking = [asyncio.ensure_future(one) for one in threads]
+        talking = [asyncio.ensure_future(coroutine) for coroutine in threads]
         try:
             status = await asyncio.shield(self.exit)
         except asyncio.CancelledError:
@@ -211,7 +212,7 @@ class Run:
             CHILDREN.running.discard(self.pid)
             await run_in_thread(CHILDREN.sweep, self.job.lease_id)
             done, _ = await asyncio.wait(talking, timeout=KILL_SECONDS)
-            wrong = [error for one in done if (error := one.exception())]
+            wrong = [error for job in done if (error := job.exception())]
         if wrong:
             raise wrong[0]
         return status
@@ -232,13 +233,13 @@ class Run:
         self.tail = (self.tail + part)[-TAIL_BYTES:]
 
     def _progress(self, line: bytes) -> None:
-        said = read_json_or_text(line, "progress")
-        if isinstance(said, dict) and "artifacts" in said:
-            self.artifacts = said.pop("artifacts")
-        if isinstance(said, dict) and "checkpoint" in said:
-            self.job.save(said.pop("checkpoint"))
-        if said not in ({}, ""):
-            self.job.report(said)
+        progress = read_json_or_text(line, "progress")
+        if isinstance(progress, dict) and "artifacts" in progress:
+            self.artifacts = progress.pop("artifacts")
+        if isinstance(progress, dict) and "checkpoint" in progress:
+            self.job.save(progress.pop("checkpoint"))
+        if progress not in ({}, ""):
+            self.job.report(progress)
 
     def outcome(self, name: str, status: int) -> Done:
         """Return the result, or raise Retry or Fail, by the exit status."""
@@ -273,8 +274,8 @@ def read_json_or_text(text: bytes, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        if found := find_infinite_written(text, name):
-            raise Fail(f"{found}: JSON has no such number", code="invalid_result") from None
+        if flaw := find_infinite_written(text, name):
+            raise Fail(f"{flaw}: JSON has no such number", code="invalid_result") from None
         return text.decode(errors="replace").replace("\0", "\ufffd").rstrip("\n")
 
 

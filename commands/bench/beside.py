@@ -127,9 +127,9 @@ async def keep_busy(gate: wire.LoadGate, kind: str, number: int) -> None:
         return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
     task = {**load.TASK_BODY, "type": RIVAL, "principal_id": RIVAL}
-    one = load.make_create(gate, task) if kind == "create" else load.make_claim(gate, 0, RIVAL + ".nothing", 1)
-    request = one if each == 1 else gate.post(b"/v1/tasks/batch",
-                                              load.encoded({"tasks": [task] * min(each, load.TASKS_PER_FILL)}))
+    body = load.make_create(gate, task) if kind == "create" else load.make_claim(gate, 0, RIVAL + ".nothing", 1)
+    request = body if each == 1 else gate.post(b"/v1/tasks/batch",
+                                               load.encoded({"tasks": [task] * min(each, load.TASKS_PER_FILL)}))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(wrong: Exception) -> None:

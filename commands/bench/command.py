@@ -98,20 +98,20 @@ class Asked(msgspec.Struct):
         return Plan(modes, self.clients, self.seconds, self.count, self.rounds, self.warm_up)
 
 
-def read_numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
+def read_numbers(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
     """Read a list of numbers such as 1,8,32."""
     try:
-        found = [int(part) for part in said.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{said} is not a list of numbers such as 1,8,32") from None
-    if min(found) < 1:
+        raise click.BadParameter(f"{text} is not a list of numbers such as 1,8,32") from None
+    if min(numbers) < 1:
         raise click.BadParameter("at least one client is needed")
-    return found
+    return numbers
 
 
-def read_names(ctx: click.Context, param: click.Parameter, said: str) -> list[str]:
+def read_names(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Read a list of queues such as pgqueuer,nats."""
-    return list(dict.fromkeys(said.split(","))) if said else []
+    return list(dict.fromkeys(text.split(","))) if text else []
 
 
 FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.items())
@@ -186,8 +186,8 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --beside pgqueuer,nats,bullmq      how fast are other durable queues on this machine?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
-    if said := "; ".join(find_contradictions(ctx, asked)):
-        raise click.UsageError(said)
+    if problems := "; ".join(find_contradictions(ctx, asked)):
+        raise click.UsageError(problems)
     beside.allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
         find_measurement(asked)(asked)
@@ -219,7 +219,8 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--hostile takes two databases, one for each of its servers, or none"
     if asked.databases and not (asked.of_itself or asked.beside or asked.hostile):
         yield "--database needs --self, --beside or --hostile: a running gate, named by --url, has its own database"
-    if asked.beside and any(one.partition(":")[0] not in ("postgres", "postgresql") for one in asked.databases):
+    if asked.beside and any(database.partition(":")[0] not in ("postgres", "postgresql")
+                            for database in asked.databases):
         yield "--beside needs a Postgres server as its --database, such as postgresql://postgres@localhost"
     if asked.beside and (len(asked.databases) > 1 or not {*asked.modes} <= {*BESIDE_MODES}):
         yield f"--beside measures only the modes {' and '.join(BESIDE_MODES)}, and takes only one --database"
@@ -302,8 +303,8 @@ def measure_slow_disk(asked: Asked) -> None:
 def measure_others(asked: Asked) -> None:
     """Start a gate and other queues, and measure them in turns."""
     from asyncgate.bench.peers import runner as part
-    found = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan())
-    click.echo(msgspec.json.encode(found) if asked.as_json else part.format_comparison(found))
+    comparison = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan())
+    click.echo(msgspec.json.encode(comparison) if asked.as_json else part.format_comparison(comparison))
 
 
 async def measure_beside(asked: Asked, gates: list[wire.LoadGate], plan: Plan) -> list[Figures]:
@@ -329,9 +330,9 @@ def measure_itself(asked: Asked) -> None:
     with start_servers(asked.databases, asked.idle) as servers:
         fill_gates(asked, [server.gate for server in servers])
         rests, rows = wire.run_on_fastest_loop(measure_all(asked, servers, plan))
-    said = describe_method(plan, rows)
-    whole = {"method": said, "idle": rests, "rows": rows}
-    click.echo(msgspec.json.encode(whole) if asked.as_json else format_markdown(rows, rests, said))
+    method = describe_method(plan, rows)
+    whole = {"method": method, "idle": rests, "rows": rows}
+    click.echo(msgspec.json.encode(whole) if asked.as_json else format_markdown(rows, rests, method))
 
 
 async def measure_all(asked: Asked, servers: list[BenchServer], plan: Plan) -> tuple[list[Rest], list[Figures]]:
@@ -346,53 +347,53 @@ async def measure_all(asked: Asked, servers: list[BenchServer], plan: Plan) -> t
 
 def format_rows(rows: list[Figures]) -> str:
     """Format the rows as text; include the ratio to the echo if it was measured."""
-    echo = {(one.clients, one.database): one.requests_per_second for one in rows
-            if one.mode == "echo" and not one.rival}
-    wide = max(len(format_label(one)) for one in rows)
+    echo = {(row.clients, row.database): row.requests_per_second for row in rows
+            if row.mode == "echo" and not row.rival}
+    wide = max(len(format_label(row)) for row in rows)
     lines = [f"{'mode':{wide}} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} {'tasks/s':>8} "
              f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
-    for one in sorted(rows, key=lambda one: (EVERY_MODE.index(one.mode), one.clients, one.rival)):
-        bare = echo.get((one.clients, one.database))
-        ratio = f"{one.requests_per_second / bare:.2f}" if bare else "-"
-        tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
-        lines.append(f"{format_label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
-                     f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
+    for row in sorted(rows, key=lambda figures: (EVERY_MODE.index(figures.mode), figures.clients, figures.rival)):
+        bare = echo.get((row.clients, row.database))
+        ratio = f"{row.requests_per_second / bare:.2f}" if bare else "-"
+        tasks = f"{row.tasks_per_second:,.0f}" if row.tasks_per_second else "-"
+        lines.append(f"{format_label(row):{wide}} {row.clients:7}  {row.operation:16} {row.requests_per_second:10,.0f} "
+                     f"{ratio:>8} {tasks:>8} {row.p50_ms:8.2f} {row.p99_ms:8.2f} {row.p999_ms:8.2f}")
     return "\n".join([*lines, *format_cycles(rows), *format_slowdowns(rows), *format_comparisons(rows)])
 
 
-def format_label(one: Figures) -> str:
+def format_label(figures: Figures) -> str:
     """Return the name of a mode, and of the rival beside it."""
-    told = f"{one.mode} beside {one.rival}" if one.rival else one.mode
-    return f"{told} ({one.database})" if one.database else told
+    told = f"{figures.mode} beside {figures.rival}" if figures.rival else figures.mode
+    return f"{told} ({figures.database})" if figures.database else told
 
 
 def format_cycles(rows: list[Figures]) -> Iterator[str]:
     """Yield the number of tasks completed per second."""
-    for one in rows:
-        if one.operation in COMPLETIONS:
-            yield f"{format_label(one)}, {count_clients(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
+    for row in rows:
+        if row.operation in COMPLETIONS:
+            yield f"{format_label(row)}, {count_clients(row.clients)}: {row.tasks_per_second:,.0f} cycles/s"
 
 
 def format_slowdowns(rows: list[Figures]) -> Iterator[str]:
     """Yield how much slower a rival makes each operation."""
-    alone = {(one.mode, one.clients, one.operation, one.database): one for one in rows if not one.rival}
-    for one in rows:
-        if one.rival:
-            lone = alone[one.mode, one.clients, one.operation, one.database]
-            yield (f"{format_label(lone)}, {count_clients(one.clients)}, {one.operation}: "
-                   f"p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
-                   f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
+    alone = {(row.mode, row.clients, row.operation, row.database): row for row in rows if not row.rival}
+    for row in rows:
+        if row.rival:
+            lone = alone[row.mode, row.clients, row.operation, row.database]
+            yield (f"{format_label(lone)}, {count_clients(row.clients)}, {row.operation}: "
+                   f"p50 {row.p50_ms / lone.p50_ms:.2f} ×, "
+                   f"p99 {row.p99_ms / lone.p99_ms:.2f} × beside {row.rival}")
 
 
 def format_comparisons(rows: list[Figures]) -> Iterator[str]:
     """Yield the rate of each further gate and credential relative to the first, in the same run."""
-    first = next((one.database for one in rows), "")
-    base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
-    for one in rows:
-        if one.database != first and one.mode != "echo":
-            with_first = base[one.mode, one.clients, one.operation, one.rival]
-            yield (f"{format_label(one)}, {count_clients(one.clients)}, {one.operation}: "
-                   f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
+    first = next((row.database for row in rows), "")
+    base = {(row.mode, row.clients, row.operation, row.rival): row for row in rows if row.database == first}
+    for row in rows:
+        if row.database != first and row.mode != "echo":
+            with_first = base[row.mode, row.clients, row.operation, row.rival]
+            yield (f"{format_label(row)}, {count_clients(row.clients)}, {row.operation}: "
+                   f"{row.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
 
 
 class EchoBody(msgspec.Struct):

@@ -69,11 +69,11 @@ ONE_TENANT = ("the gate limits this credential to its own tenant (tenant_mismatc
 
 async def finish(gate: LoadGate, wire: Wire, size: int) -> None:
     """Lease and complete tasks that were created to be finished."""
-    found: list[tuple[bytes, bytes]] = []
-    while len(found) < size:
+    leases: list[tuple[bytes, bytes]] = []
+    while len(leases) < size:
         leased = load.LEASES.findall(await wire.ask(load.make_claim(gate, 0, FILLED,
-                                                                    min(load.TASKS_PER_BATCH, size - len(found)))))
+                                                                    min(load.TASKS_PER_BATCH, size - len(leases)))))
         if not leased:
             raise Failed(f"another worker leases tasks of the type {FILLED}")
-        found += leased
-    load.require_sound(await wire.ask(load.Client(gate, 0).completions(found)))
+        leases += leased
+    load.require_sound(await wire.ask(load.Client(gate, 0).completions(leases)))

@@ -81,11 +81,11 @@ class Client:
 
     def drain(self) -> Step:
         """Lease and complete a task that was created before the measurement."""
-        found = LEASES.findall((yield "claim", self.one))
-        for task_id, lease_id in found:
+        leases = LEASES.findall((yield "claim", self.one))
+        for task_id, lease_id in leases:
             self.gate.stocked -= 1
             yield "complete", self.completion(task_id, lease_id)
-        return not found
+        return not leases
 
     def claim_empty(self) -> Step:
         """Claim a type that has no tasks."""
@@ -95,14 +95,14 @@ class Client:
     def batch(self) -> Step:
         """Create, lease and complete a hundred tasks in three requests."""
         require_sound((yield f"create {TASKS_PER_BATCH}", self.hundred))
-        found = LEASES.findall((yield f"claim {TASKS_PER_BATCH}", self.many))
-        if found:
-            require_sound((yield f"complete {TASKS_PER_BATCH}", self.completions(found)))
+        leases = LEASES.findall((yield f"claim {TASKS_PER_BATCH}", self.many))
+        if leases:
+            require_sound((yield f"complete {TASKS_PER_BATCH}", self.completions(leases)))
         return None
 
-    def completions(self, found: list[tuple[bytes, bytes]]) -> bytes:
+    def completions(self, leases: list[tuple[bytes, bytes]]) -> bytes:
         """Return the request that completes many tasks."""
-        tasks = b",".join([b'{"task_id":"%b","lease_id":"%b",%b' % (*ids, self.result) for ids in found])
+        tasks = b",".join([b'{"task_id":"%b","lease_id":"%b",%b' % (*ids, self.result) for ids in leases])
         return self.gate.post(b"/v1/tasks/complete-batch", b'%b,"tasks":[%b]}' % (self.batched, tasks))
 
     def obligations(self) -> Step:
@@ -325,8 +325,8 @@ async def stock_tasks(gate: LoadGate, turn: Turn) -> None:
 async def open_obligations(gate: LoadGate, turn: Turn) -> None:
     """Make sure that a few obligations are open."""
     async with gate.connected(1) as [wire]:
-        found = msgspec.json.decode(await wire.ask(Client(gate, 0).owed))
-        if (missing := OWED - len(found["open_obligations"])) > 0:
+        answer = msgspec.json.decode(await wire.ask(Client(gate, 0).owed))
+        if (missing := OWED - len(answer["open_obligations"])) > 0:
             task = {**TASK_BODY, "type": LEFT, "principal_kind": "agent", "principal_id": OWNER}
             require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * missing}))))
 

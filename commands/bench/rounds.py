@@ -60,7 +60,7 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
 
     With a rival each turn is run twice: alone, and beside the rival.
     """
-    found: defaultdict[tuple[str, int, str, int, str], list[Figures]] = defaultdict(list)
+    groups: defaultdict[tuple[str, int, str, int, str], list[Figures]] = defaultdict(list)
     screen = ProgressLine(len(plan.turns()) * len(gates) * (2 if beside else 1))
     for gate in gates:
         await warm_up(gate, plan, screen)
@@ -73,10 +73,11 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
                     before = await count_written(gate)
                     await load.run_turn(gate, turn, screen.watch)
                     written = await count_written(gate) - before
-                for one in sum_turn(turn, rivals, gate.name, written):
-                    found[one.mode, one.clients, one.operation, one.rival, one.database].append(one)
+                for figures in sum_turn(turn, rivals, gate.name, written):
+                    groups[figures.mode, figures.clients, figures.operation, figures.rival, figures.database].append(
+                        figures)
     screen.clear()
-    return [median(alike) for alike in found.values()]
+    return [median(alike) for alike in groups.values()]
 
 
 async def count_written(gate: LoadGate) -> float:
@@ -131,13 +132,13 @@ def count_clients(clients: int) -> str:
 
 def sum_turn(turn: load.Turn, rival: int = 0, database: str = "", written: float = 0.0) -> list[Figures]:
     """Return the figures of each operation of a turn, and of all its requests together, which wrote so many bytes."""
-    named = {**turn.took, "all": [one for times in turn.took.values() for one in times]}
+    named = {**turn.took, "all": [seconds for times in turn.took.values() for seconds in times]}
     if len(turn.took) == 1:
         del named["all"]
     figures = [sum_operation(turn, name, sorted(times), rival, database) for name, times in named.items() if times]
-    for one in figures:
-        if one.operation == "all" and one.tasks_per_second:     # a cycle's bytes are those of all its requests
-            one.kib_written = round(written / 1024 / (one.tasks_per_second * turn.lasted), 2)
+    for figure in figures:
+        if figure.operation == "all" and figure.tasks_per_second:     # a cycle's bytes are those of all its requests
+            figure.kib_written = round(written / 1024 / (figure.tasks_per_second * turn.lasted), 2)
     return figures
 
 
@@ -154,7 +155,7 @@ def sum_operation(turn: load.Turn, operation: str, times: list[float], rival: in
 
 def median(alike: list[Figures]) -> Figures:
     """Return the medians of several rounds; the number of requests is their sum."""
-    middle = {name: sorted(getattr(one, name) for one in alike) for name in FIGURES}
+    middle = {name: sorted(getattr(row, name) for row in alike) for name in FIGURES}
     figures = {name: round((values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2, 3)
                for name, values in middle.items()}
-    return msgspec.structs.replace(alike[0], **{**figures, "requests": sum(one.requests for one in alike)})
+    return msgspec.structs.replace(alike[0], **{**figures, "requests": sum(row.requests for row in alike)})

@@ -85,7 +85,7 @@ def make_arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]
     """Return the arguments of a bench-server."""
     most = [f"--set={name}={idle + ROOM}" for name in ("limit_concurrency", "max_waiting_claims")]
     return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ()),
-            *(f"--set={one}" for one in sets)]
+            *(f"--set={setting}" for setting in sets)]
 
 
 def wait_for_address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
@@ -93,8 +93,8 @@ def wait_for_address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")
-        _, found, rest = text.partition(" serves ")
-        if found and "\n" in rest:
+        _, separator, rest = text.partition(" serves ")
+        if separator and "\n" in rest:
             return rest.split()[0]
         if child.poll() is not None:
             last = (text.strip().splitlines() or ["it said nothing"])[-1]
@@ -182,8 +182,8 @@ def describe_method(plan: Plan, rows: list[Figures]) -> dict[str, Any]:
     """Describe the method and the environment of the figures."""
     import sqlite3
 
-    echo = {f"{one.database}, {count_clients(one.clients)}": one.requests_per_second
-            for one in rows if one.mode == "echo"}
+    echo = {f"{row.database}, {count_clients(row.clients)}": row.requests_per_second
+            for row in rows if row.mode == "echo"}
     return {"asyncgate": __version__, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version,
             "cores": count_cores(), "rounds": plan.rounds, "seconds": None if plan.count is not None else plan.seconds,
             "count": plan.count, "echo_requests_per_second": echo, "temporary_folder": find_filesystem()}
@@ -206,40 +206,41 @@ def find_filesystem() -> str:
     return kind
 
 
-def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]) -> str:
+def format_markdown(rows: list[Figures], rests: list[Rest], method: dict[str, Any]) -> str:
     """Format the table: a row per mode and clients, columns per database; then a line about the method."""
-    databases = list(dict.fromkeys(one.database for one in rows))
+    databases = list(dict.fromkeys(row.database for row in rows))
     groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms", "KiB a cycle")]
     lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
-    kinds = {(one.mode, one.clients) for one in rows if one.mode != "echo"}
+    kinds = {(row.mode, row.clients) for row in rows if row.mode != "echo"}
     for mode, clients in sorted(kinds, key=lambda kind: (load.EVERY_MODE.index(kind[0]), kind[1])):
         cells = [cell for name in databases for cell in format_figures(rows, name, mode, clients)]
         lines.append("| " + " | ".join([mode, str(clients), *cells]) + " |")
-    return "\n".join([*lines, "", format_method(said), *map(format_rest, rests)])
+    return "\n".join([*lines, "", format_method(method), *map(format_rest, rests)])
 
 
 def format_figures(rows: list[Figures], database: str, mode: str, clients: int) -> list[str]:
     """Return the cells of one mode on one database; modes of batches show cycles instead of requests."""
-    mine = [one for one in rows if (one.database, one.mode, one.clients) == (database, mode, clients)]
-    whole = next((one for one in mine if one.operation == "all"), mine[0])
-    echo = next(one.requests_per_second for one in rows
-                if (one.database, one.mode, one.clients) == (database, "echo", clients))
+    mine = [row for row in rows if (row.database, row.mode, row.clients) == (database, mode, clients)]
+    whole = next((figures for figures in mine if figures.operation == "all"), mine[0])
+    echo = next(row.requests_per_second for row in rows
+                if (row.database, row.mode, row.clients) == (database, "echo", clients))
     part = f"{whole.requests_per_second / echo:.2f}"
     if mode == "batch":
-        part = f"{sum(one.tasks_per_second for one in mine if one.operation in load.COMPLETIONS):,.0f} cycles/s"
+        part = f"{sum(figures.tasks_per_second for figures in mine if figures.operation in load.COMPLETIONS):,.0f} cycles/s"
     return ["–" if mode == load.LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}",
             f"{whole.kib_written:.1f}" if whole.kib_written else "–"]
 
 
-def format_method(said: dict[str, Any]) -> str:
+def format_method(method: dict[str, Any]) -> str:
     """Format the method in one line."""
-    each = f"{said['count']:,} steps" if said["count"] is not None else f"{said['seconds']:g} s"
-    rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
-    echo = "; ".join(f"{where} {rate:,.0f}/s" for where, rate in said["echo_requests_per_second"].items())
-    in_memory = said["temporary_folder"] in ("tmpfs", "ramfs")
+    each = f"{method['count']:,} steps" if method["count"] is not None else f"{method['seconds']:g} s"
+    rounds = f"medians of {method['rounds']} rounds" if method["rounds"] > 1 else "one round"
+    echo = "; ".join(f"{where} {rate:,.0f}/s" for where, rate in method["echo_requests_per_second"].items())
+    in_memory = method["temporary_folder"] in ("tmpfs", "ramfs")
     memory = " (in memory, so no disk was involved; set TMPDIR)" if in_memory else ""
-    return (f"AsyncGate {said['asyncgate']}, Python {said['python']}, SQLite {said['sqlite']}{memory}; client and "
-            f"servers share {said['cores']} cores; {rounds} of {each}, everything in turns. "
+    return (
+        f"AsyncGate {method['asyncgate']}, Python {method['python']}, SQLite {method['sqlite']}{memory}; client and "
+            f"servers share {method['cores']} cores; {rounds} of {each}, everything in turns. "
             f"The echo: {echo}. KiB a cycle: on SQLite what the gate's process has written to the disk, on Postgres "
             "its write-ahead log.")
 

@@ -39,8 +39,8 @@ def make_failure(status: bytes, body: bytes) -> Failed:
     """Describe a failed answer in one line."""
     number = int(status) if status.isdigit() else 0
     try:
-        said = msgspec.json.decode(body)
-        text = f"{said['error']} ({number}): {said['message']}"
+        error = msgspec.json.decode(body)
+        text = f"{error['error']} ({number}): {error['message']}"
     except (ValueError, KeyError, TypeError):
         text = f"the answer has the status {number}: {body[:200].decode(errors='replace')!r}"
     return Failed(text + HINTS.get(number, ""), number)

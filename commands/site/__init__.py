@@ -70,14 +70,14 @@ def read_pages() -> dict[str, DocPage]:
 
 def read_sections() -> dict[str, str]:
     """Read the table of contents: the section of every linked file, in order."""
-    found, section = {"README.md": FIRST}, OTHERS
+    sections, section = {"README.md": FIRST}, OTHERS
     for opened, inline in pairwise(make_parser().parse((HOME / CONTENTS).read_text(encoding="utf-8"))):
         if opened.type == "heading_open" and opened.tag == "h2":
             section = strip_markup(inline)
         for part in inline.children or ():
             if part.type == "link_open":
-                found.setdefault(resolve_link(str(part.attrGet("href")), CONTENTS), section)
-    return found
+                sections.setdefault(resolve_link(str(part.attrGet("href")), CONTENTS), section)
+    return sections
 
 
 def resolve_link(link: str, here: str) -> str:
@@ -124,15 +124,15 @@ def relink(page: DocPage, known: Mapping[str, DocPage]) -> str:
     """Return the Markdown with links for the site; a link to anything but a page or a picture becomes plain text."""
     by_path = {other.path: other for other in known.values()}
 
-    def link(found: re.Match[str]) -> str:
-        path, mark, anchor = found[2].partition("#")
+    def link(match: re.Match[str]) -> str:
+        path, mark, anchor = match[2].partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
-            return found[0]
+            return match[0]
         file = resolve_link(path, page.path)
         if posixpath.dirname(file) == PICTURES:
-            return f"[{found[1]}]({posixpath.basename(file)})"
+            return f"[{match[1]}]({posixpath.basename(file)})"
         there = by_path.get(file)
-        return f"[{found[1]}]({there.stem}.md{mark}{anchor})" if there else found[1]
+        return f"[{match[1]}]({there.stem}.md{mark}{anchor})" if there else match[1]
 
     parts = FENCED.split(page.text)         # fenced code stays unchanged
     parts[::2] = [LINK.sub(link, part) for part in parts[::2]]

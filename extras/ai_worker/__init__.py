@@ -72,8 +72,8 @@ class Executor:
             failed.args = (failed.message,)
             log.warning("task %s: %s (%s)", offer.get("task_id"), failed.message, failed.code)
             raise
-        said: dict[str, Any] = self.secrets.hidden(to_builtins(done))
-        return Done(said["result"], artifacts=said["artifacts"], summary=said["result_summary"])
+        content: dict[str, Any] = self.secrets.hidden(to_builtins(done))
+        return Done(content["result"], artifacts=content["artifacts"], summary=content["result_summary"])
 
 
 class Conversation:
@@ -108,12 +108,12 @@ class Conversation:
 
     def _earlier(self) -> str:
         """Return another worker's checkpoint as text, if a worker of this profile did not seal it."""
-        said = talk.claimed_checkpoint(progress := self.offer.get("progress"))
-        if said is None or talk.is_genuine(progress, self.task_id, self.key):
+        answer = talk.claimed_checkpoint(progress := self.offer.get("progress"))
+        if answer is None or talk.is_genuine(progress, self.task_id, self.key):
             return ""
         log.warning("task %s: no worker of this profile sealed its checkpoint: the model sees it as data",
                     self.task_id)
-        return talk.as_text(said).encode()[:self.limits.tool_result_bytes].decode(errors="ignore")
+        return talk.as_text(answer).encode()[:self.limits.tool_result_bytes].decode(errors="ignore")
 
     async def _step(self, first: list[model.ChatMessage]) -> Done | None:
         """Let the model answer once, carry out its tool calls, and report progress."""
@@ -152,15 +152,15 @@ class Conversation:
                 raise Lost("canceled")
             if self.profile.finish_tool and call.name == talk.FINISH_NAME:
                 not_alone = tools.ToolResult("call finish alone, after all results", failed=True)
-                said = self._finished(call) if alone else not_alone
-                if isinstance(said, talk.Ending):
-                    return [], said
-                log.warning("task %s: the model's call of finish was refused: %s", self.task_id, said.text)
+                result = self._finished(call) if alone else not_alone
+                if isinstance(result, talk.Ending):
+                    return [], result
+                log.warning("task %s: the model's call of finish was refused: %s", self.task_id, result.text)
             else:
                 too_many = tools.ToolResult(f"at most {MOST_CALLS} calls at once", failed=True)
-                said = await self._called(call) if at < MOST_CALLS else too_many
+                result = await self._called(call) if at < MOST_CALLS else too_many
             told.append({"role": "tool", "tool_call_id": call.id,
-                         "content": f"error: {said.text}" if said.failed else said.text})
+                         "content": f"error: {result.text}" if result.failed else result.text})
         return told, None
 
     def _finished(self, call: model.ToolRequest) -> talk.Ending | tools.ToolResult:
@@ -186,9 +186,9 @@ class Conversation:
     async def _tell(self, calls: list[model.ToolRequest]) -> None:
         """Report the step, with a checkpoint from which another worker can resume."""
         names = ", ".join(call.name[:100] for call in calls)
-        said = {"status": "running",
-                "summary": f"step {self.spent.steps} of {self.limits.steps}: {names}"[:talk.SUMMARY],
-                "step": self.spent.steps, "tokens": self.spent.tokens}
+        report = {"status": "running",
+                  "summary": f"step {self.spent.steps} of {self.limits.steps}: {names}"[:talk.SUMMARY],
+                  "step": self.spent.steps, "tokens": self.spent.tokens}
         while True:
             try:
                 spent = to_builtins(replace(
@@ -196,7 +196,7 @@ class Conversation:
                     messages=talk.shrink_messages(self.spent.messages, self.checkpoint_bytes)))
                 hidden = self.executor.secrets.hidden       # hide secrets before sealing: the seal covers every word
                 checkpoint = talk.add_seal(hidden(spent), self.task_id, self.key)
-                await self.report({**hidden(said), "checkpoint": checkpoint})
+                await self.report({**hidden(report), "checkpoint": checkpoint})
                 return
             except ReportTooLarge:      # this gate's limit is lower than the profile's
                 if not self.checkpoint_bytes:

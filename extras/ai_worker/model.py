@@ -127,9 +127,9 @@ class Model:
 
     async def ask(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage]) -> ModelAnswer:
         """Return the model's answer; raises JobFailed if no try succeeds."""
-        said = {**self.profile.parameters, "model": self.profile.model, "messages": messages,
-                **({"tools": tools} if tools else {})}
-        body = msgspec.json.encode(said)
+        request = {**self.profile.parameters, "model": self.profile.model, "messages": messages,
+                   **({"tools": tools} if tools else {})}
+        body = msgspec.json.encode(request)
         for tried in range(1, self.limits.answer_tries + 1):
             try:
                 with self.tracing.ask_model(self.url, self.profile.model) if self.tracing else nullcontext():
@@ -212,8 +212,8 @@ def read_complaint(content: bytes) -> Complaint:
     """Read the error of an endpoint, whatever its shape."""
     try:
         told = msgspec.json.decode(content)
-        found = told.get("error", told) if isinstance(told, dict) else told
-        return msgspec.convert(found, Complaint, strict=False) if isinstance(found, dict) else Complaint(str(found))
+        error = told.get("error", told) if isinstance(told, dict) else told
+        return msgspec.convert(error, Complaint, strict=False) if isinstance(error, dict) else Complaint(str(error))
     except (ValueError, RecursionError):
         return Complaint(content[:300].decode(errors="replace"))
 
@@ -228,20 +228,20 @@ def join_text(content: str | list[dict[str, Any]] | None) -> str:
 def read_calls(asked: Sequence[ToolCall]) -> list[ToolRequest]:
     """Read the tool calls of an answer; give each a unique id."""
     calls: list[ToolRequest] = []
-    for at, one in enumerate(asked):
+    for at, call in enumerate(asked):
         ids = {call.id for call in calls}
-        id = one.id if one.id and one.id not in ids else f"{one.id or 'call'}_{at}"
-        arguments, wrong = read_arguments(one.function.arguments)
-        calls.append(ToolRequest(id, one.function.name, arguments, wrong))
+        id = call.id if call.id and call.id not in ids else f"{call.id or 'call'}_{at}"
+        arguments, wrong = read_arguments(call.function.arguments)
+        calls.append(ToolRequest(id, call.function.name, arguments, wrong))
     return calls
 
 
-def read_arguments(said: str | dict[str, Any] | None) -> tuple[dict[str, Any], str]:
+def read_arguments(arguments: str | dict[str, Any] | None) -> tuple[dict[str, Any], str]:
     """Read the arguments of a call; return them, and a text that says what is wrong (empty if nothing is)."""
-    if not isinstance(said, str):
-        return said or {}, ""
+    if not isinstance(arguments, str):
+        return arguments or {}, ""
     try:
-        told = msgspec.json.decode(said) if said.strip() else {}
+        told = msgspec.json.decode(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError) as wrong:
         return {}, f"the arguments are not JSON: {wrong}"
     return (told, "") if isinstance(told, dict) else ({}, "the arguments are not a JSON object")
@@ -253,7 +253,7 @@ def make_assistant_message(text: str, calls: Sequence[ToolRequest], asked: Seque
     Extra fields of a call are kept, because some endpoints require them.  Invalid arguments are not sent back, because
     they break the templates of some models.
     """
-    wanted = [{**one, "id": call.id, "type": "function", "function": {
+    wanted = [{**request, "id": call.id, "type": "function", "function": {
         "name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
-        for call, one in zip(calls, asked, strict=True)]
+        for call, request in zip(calls, asked, strict=True)]
     return {"role": "assistant", "content": text or None, **({"tool_calls": wanted} if wanted else {})}

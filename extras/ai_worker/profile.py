@@ -126,22 +126,22 @@ def load_profile(path: str) -> Profile:
 
 def convert_profile(tree: Mapping[str, Any]) -> Profile:
     """Convert the content of a file into a profile."""
-    said = dict(tree)
-    servers = said.pop("servers", None) or {}
+    fields = dict(tree)
+    servers = fields.pop("servers", None) or {}
     if not isinstance(servers, dict):
         raise ProfileError("servers: must be a mapping of names to servers")
     for name in servers:
         shaped(Short, name, f"servers: the name {name!r}")
-    limits = shaped(JobLimits, said.pop("limits", None) or {}, "limits")
-    profile: Profile = shaped(Profile, said, "")
+    limits = shaped(JobLimits, fields.pop("limits", None) or {}, "limits")
+    profile: Profile = shaped(Profile, fields, "")
     return replace(profile, limits=limits,
-                   servers={name: shaped(ServerProfile, one, f"servers.{name}") for name, one in servers.items()})
+                   servers={name: shaped(ServerProfile, server, f"servers.{name}") for name, server in servers.items()})
 
 
-def shaped(kind: Any, said: Any, where: str) -> Any:
+def shaped(kind: Any, tree: Any, where: str) -> Any:
     """Convert a part of a profile; raises ProfileError, which names the invalid field."""
     try:
-        return msgspec.convert(said, kind)
+        return msgspec.convert(tree, kind)
     except msgspec.ValidationError as wrong:
         text, _, at = str(wrong).partition(" - at `$")
         if missing := re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", text):
@@ -164,8 +164,8 @@ class Secrets:
             names |= {name: f"servers.{server}.token_env" for name in [one.token_env] if name}
         self.values = {name: read_secret(name, where, environ) for name, where in names.items()}
         own = environ.get("ASYNCGATE_API_KEY", "")
-        found = {*self.values.values(), *([own] if len(own) >= LEAST_SECRET else [])}
-        spelled = found | {msgspec.json.encode(value).decode()[1:-1] for value in found}
+        secrets = {*self.values.values(), *([own] if len(own) >= LEAST_SECRET else [])}
+        spelled = secrets | {msgspec.json.encode(value).decode()[1:-1] for value in secrets}
         longest_first = sorted(spelled, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -184,7 +184,7 @@ class Secrets:
             return self._pattern.sub("[secret]", told).replace("\0", "\ufffd")  # type: ignore[return-value]
         if isinstance(told, dict):
             return {self.hidden(key): self.hidden(value) for key, value in told.items()}  # type: ignore[return-value]
-        return [self.hidden(one) for one in told] if isinstance(told, list) else told  # type: ignore[return-value]
+        return [self.hidden(part) for part in told] if isinstance(told, list) else told  # type: ignore[return-value]
 
 
 def read_secret(name: str, where: str, environ: Mapping[str, str]) -> str:

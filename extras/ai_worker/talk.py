@@ -71,7 +71,7 @@ class Ending(Struct, forbid_unknown_fields=True):
     outcome: Literal["done", "failed"] = "done"
 
     def __post_init__(self) -> None:
-        if any(not isinstance(one.get("uri"), str) or not one["uri"] for one in self.artifacts):
+        if any(not isinstance(artifact.get("uri"), str) or not artifact["uri"] for artifact in self.artifacts):
             raise ValueError("each artifact needs a uri, a non-empty text")
         if count_json_bytes(self.artifacts) > ARTIFACT_BYTES:
             raise ValueError(f"artifacts are larger than {ARTIFACT_BYTES} bytes: name fewer")
@@ -115,9 +115,9 @@ def fence_text(name: str, text: str, mark: str) -> str:
     return f"[begin {name} {mark}]\n{text}\n[end {name} {mark}]"
 
 
-def as_text(said: Any) -> str:
+def as_text(content: Any) -> str:
     """Return a text as it is, anything else as JSON."""
-    return said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
 
 
 # Checkpoint.
@@ -148,15 +148,15 @@ def seal_of(told: Mapping[str, Any], task_id: str, key: bytes) -> str:
 
 def claimed_checkpoint(progress: Any) -> dict[str, Any] | None:
     """Return the checkpoint of an earlier lease, not yet verified, or None."""
-    said = progress.get("checkpoint") if isinstance(progress, dict) else None
-    return said if isinstance(said, dict) else None
+    checkpoint = progress.get("checkpoint") if isinstance(progress, dict) else None
+    return checkpoint if isinstance(checkpoint, dict) else None
 
 
 def is_genuine(progress: Any, task_id: str, key: bytes) -> bool:
     """Whether a checkpoint was sealed by a worker of this profile, for this task."""
-    said = claimed_checkpoint(progress)
-    return said is not None and hmac.compare_digest(
-        str(said.get("seal", "")).encode(), seal_of(said, task_id, key).encode())
+    checkpoint = claimed_checkpoint(progress)
+    return checkpoint is not None and hmac.compare_digest(
+        str(checkpoint.get("seal", "")).encode(), seal_of(checkpoint, task_id, key).encode())
 
 
 def checkpoint_in(progress: Any, profile: Profile, task_id: str, key: bytes) -> Checkpoint:
@@ -165,12 +165,12 @@ def checkpoint_in(progress: Any, profile: Profile, task_id: str, key: bytes) -> 
     if not is_genuine(progress, task_id, key):
         return fresh
     try:
-        found = msgspec.convert(claimed_checkpoint(progress), Checkpoint)
+        checkpoint = msgspec.convert(claimed_checkpoint(progress), Checkpoint)
     except msgspec.ValidationError:
         return fresh
-    if found.profile != profile.name:
+    if checkpoint.profile != profile.name:
         return fresh
-    return found if is_conversation(found.messages) else msgspec.structs.replace(found, messages=[])
+    return checkpoint if is_conversation(checkpoint.messages) else msgspec.structs.replace(checkpoint, messages=[])
 
 
 def is_conversation(messages: Sequence[ChatMessage]) -> bool:
@@ -209,7 +209,7 @@ def is_too_deep(told: Any, left: int = MOST_RESULT_DEPTH) -> bool:
     if not isinstance(told, dict | list):
         return False
     inner = told.values() if isinstance(told, dict) else told
-    return left == 0 or any(is_too_deep(one, left - 1) for one in inner)
+    return left == 0 or any(is_too_deep(part, left - 1) for part in inner)
 
 
 def count_json_bytes(told: Any) -> int:

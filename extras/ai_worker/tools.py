@@ -117,12 +117,12 @@ class McpServer:
                 server = streamable_http_client(url, http_client=await opened.enter_async_context(http))
             yield await opened.enter_async_context(Client(server))
 
-    def _allowed(self, found: list[Tool]) -> list[Tool]:
+    def _allowed(self, tools: list[Tool]) -> list[Tool]:
         """Return the tools that the profile allows; raise LookupError if one of its names matches no tool."""
         for wish in self.settings.tools:
-            if not any(fnmatchcase(tool.name, wish) for tool in found):
+            if not any(fnmatchcase(tool.name, wish) for tool in tools):
                 raise LookupError(f"servers.{self.name}.tools: the server has no tool {wish!r}")
-        return [tool for tool in found if any(fnmatchcase(tool.name, wish) for wish in self.settings.tools)]
+        return [tool for tool in tools if any(fnmatchcase(tool.name, wish) for wish in self.settings.tools)]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool; return errors as results, and raise only a cancellation."""
@@ -166,8 +166,8 @@ class Toolbox:
     async def open(self) -> dict[str, tuple[McpServer, Tool]]:
         """Start all servers that do not run; return every tool by its name for the model."""
         await asyncio.gather(*(server.client() for server in self.servers.values()))
-        found = [(server, tool) for server in self.servers.values() for tool in server.tools]
-        return make_tool_names(found, self.taken)
+        tools = [(server, tool) for server in self.servers.values() for tool in server.tools]
+        return make_tool_names(tools, self.taken)
 
     async def call(self, server: McpServer, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool, and cut its result to the limit."""
@@ -180,11 +180,11 @@ class Toolbox:
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
 
-def make_tool_names(found: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[str, tuple[McpServer, Tool]]:
+def make_tool_names(tools: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[str, tuple[McpServer, Tool]]:
     """Give each tool a unique name: its own, with its server's name in front if several tools share it."""
-    plain = Counter(callable_name(tool.name) for _, tool in found) + Counter(taken)
+    plain = Counter(callable_name(tool.name) for _, tool in tools) + Counter(taken)
     names: dict[str, tuple[McpServer, Tool]] = {}
-    for server, tool in found:
+    for server, tool in tools:
         own = callable_name(tool.name)
         name = own = callable_name(f"{server.name}_{tool.name}") if plain[own] > 1 else own
         number = 2

@@ -127,18 +127,18 @@ async def send_refusal(gate: Serving, send: connection.Send, scope: connection.S
 
 def is_known(headers: connection.Headers, tag: bytes) -> bool:
     """Whether the browser says that it has the file of this tag."""
-    known = [one.strip().removeprefix(b"W/") for name, value in headers if name == b"if-none-match"
-             for one in value.split(b",")]
+    known = [part.strip().removeprefix(b"W/") for name, value in headers if name == b"if-none-match"
+             for part in value.split(b",")]
     return tag in known or b"*" in known
 
 
 def find_files(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
     """Walk the files of a folder whose kind is known, with their names."""
-    for one in folder.iterdir():
-        if one.is_dir():
-            yield from find_files(one, f"{above}{one.name}/")
-        elif find_ending(one.name) in MEDIA:
-            yield f"{above}{one.name}", one
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from find_files(path, f"{above}{path.name}/")
+        elif find_ending(path.name) in MEDIA:
+            yield f"{above}{path.name}", path
 
 
 def find_ending(name: str) -> str:

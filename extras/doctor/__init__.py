@@ -46,7 +46,8 @@ async def examine(at: Installation, checks: Mapping[str, Check], told: Callable[
     findings: list[Finding] = []
     for name, check in checks.items():
         told(name)
-        findings += [replace(one, check=name, seen=mask_credentials(one.seen)) for one in await carry_out(check, at)]
+        findings += [replace(finding, check=name, seen=mask_credentials(finding.seen))
+                     for finding in await carry_out(check, at)]
     return findings
 
 
@@ -54,7 +55,7 @@ async def carry_out(check: Check, at: Installation) -> list[Finding]:
     """Carry out one check, one that does not await on a thread; one that breaks is a finding, and stops no other."""
     try:
         if inspect.isasyncgenfunction(check):
-            return [one async for one in check(at)]
+            return [finding async for finding in check(at)]
         return await asyncio.to_thread(lambda: list(check(at)))     # type: ignore[arg-type]  # it is not async
     except Exception as error:
         log.exception("a check of the examination broke")

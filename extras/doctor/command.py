@@ -100,8 +100,8 @@ def find_gate(configured: Configured, at: Connection) -> tuple[str, str | None, 
     path = configured.settings.database.url.removeprefix("sqlite:///")
     is_file = path not in (configured.settings.database.url, ":memory:")
     holder = read_holder(path) if is_file else None
-    if said := name_public_url(at):
-        return said, at.token, holder
+    if url := name_public_url(at):
+        return url, at.token, holder
     if holder is None or not holder.lives:
         return "", None, holder
     mine = configured.settings.api_key if is_private(f"{path}.lock") else ""
@@ -130,10 +130,10 @@ def examine_there(gate: Http, url: str) -> list[findings.Finding]:
 
 def add_unknown(known: list[findings.Finding], theirs: list[findings.Finding]) -> Iterator[findings.Finding]:
     """Yield what the gate has found that was not found from here: other checks, and other cures."""
-    checks, cures = {one.check for one in known}, {(one.check, one.cure) for one in known}
-    for one in theirs:
-        if one.check not in checks or (one.severity != "ok" and (one.check, one.cure) not in cures):
-            yield one
+    checks, cures = {finding.check for finding in known}, {(finding.check, finding.cure) for finding in known}
+    for finding in theirs:
+        if finding.check not in checks or (finding.severity != "ok" and (finding.check, finding.cure) not in cures):
+            yield finding
 
 
 def judge_version(url: str, health: Mapping[str, Any]) -> findings.Finding:
@@ -169,23 +169,23 @@ def print_examination(found: list[findings.Finding], as_json: bool) -> None:
     """Print findings, as JSON or for people."""
     if as_json:
         return click.echo(msgspec.json.encode(findings.Examination(findings.worst_of(found), found)))
-    wide = max(len(one.check) for one in found)
-    for one in found:
-        print_finding(one, wide)
+    wide = max(len(finding.check) for finding in found)
+    for finding in found:
+        print_finding(finding, wide)
     counts = [say_count(number, name) for name in ("error", "warning", "note")
-              if (number := sum(one.severity == name for one in found))]
+              if (number := sum(finding.severity == name for finding in found))]
     click.echo(", ".join(counts) or "all well")
 
 
-def print_finding(one: findings.Finding, wide: int) -> None:
+def print_finding(finding: findings.Finding, wide: int) -> None:
     """Print one finding, with its cure below."""
-    lines = [f"{one.check:{wide}}  {escape_text(one.seen)}"]
-    if one.cure:
-        lines.append(f"{'':{wide}}  → {escape_text(one.cure)}")
+    lines = [f"{finding.check:{wide}}  {escape_text(finding.seen)}"]
+    if finding.cure:
+        lines.append(f"{'':{wide}}  → {escape_text(finding.cure)}")
     for at, line in enumerate(lines):
-        word = f"{one.severity if at == 0 else '':7}  "
+        word = f"{finding.severity if at == 0 else '':7}  "
         if is_terminal(sys.stdout):
-            console().print(word, style=STYLES[one.severity], end="")
+            console().print(word, style=STYLES[finding.severity], end="")
         else:
             click.echo(word, nl=False)
         click.echo(line)

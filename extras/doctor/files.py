@@ -50,17 +50,17 @@ def list_private_files(at: Installation) -> Iterator[tuple[Path, str]]:
 
 def list_secret_sources(at: Installation) -> Iterator[tuple[Path, str]]:
     """Yield the files that settings with secrets come from."""
-    found: dict[str, str] = {}
-    for one in list_settings(Settings):
-        kind, _, where = at.origins.get(one.name, "").partition(" ")
-        value = at.value(one.name)
-        if not value or not (one.secret or (isinstance(value, str) and mask_credentials(value) != value)):
+    sources: dict[str, str] = {}
+    for setting in list_settings(Settings):
+        kind, _, where = at.origins.get(setting.name, "").partition(" ")
+        value = at.value(setting.name)
+        if not value or not (setting.secret or (isinstance(value, str) and mask_credentials(value) != value)):
             continue
         if kind == "file":
-            found[where] = "the settings file, which holds secrets,"
+            sources[where] = "the settings file, which holds secrets,"
         elif kind == "environment" and where.endswith("_FILE") and at.environ.get(where):
-            found[at.environ[where]] = f"the file of {where}"
-    yield from ((Path(path), what) for path, what in found.items())
+            sources[at.environ[where]] = f"the file of {where}"
+    yield from ((Path(path), what) for path, what in sources.items())
 
 
 def judge_file(path: Path, what: str) -> Iterator[findings.Finding]:
@@ -99,7 +99,7 @@ def check_archive(at: Installation) -> Iterator[findings.Finding]:
         return
     folder = Path(at.settings.archive.directory)
     if not folder.is_dir():
-        above = next(one for one in folder.absolute().parents if one.exists())
+        above = next(parent for parent in folder.absolute().parents if parent.exists())
         if folder.exists() or not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             yield findings.alarm(f"the archive cannot be written: {folder} is not a folder, and none can be made there",
                                  "set archive.directory to a folder that the gate's user may write")

@@ -30,18 +30,18 @@ class Installation(Struct, frozen=True):
 
     def changed(self, prefix: str) -> list[str]:
         """Return the settings below a name, or with that name, that somebody has set."""
-        return [one.name for one in list_settings(Settings)
-                if (one.name == prefix or one.name.startswith(f"{prefix}.")) and self.is_set(one)]
+        return [setting.name for setting in list_settings(Settings)
+                if (setting.name == prefix or setting.name.startswith(f"{prefix}.")) and self.is_set(setting)]
 
-    def is_set(self, one: Setting) -> bool:
+    def is_set(self, setting: Setting) -> bool:
         """Whether somebody has set a setting; a running gate knows only whether it differs from its default."""
         if self.origins:
-            return self.origins.get(one.name, "default") != "default"
-        return bool(self.value(one.name) != one.default)
+            return self.origins.get(setting.name, "default") != "default"
+        return bool(self.value(setting.name) != setting.default)
 
     def value(self, name: str) -> object:
         """Return the value of a setting."""
-        found: object = self.settings
+        node: object = self.settings
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            node = getattr(node, part)
+        return node

@@ -122,8 +122,8 @@ def check_packages(at: Installation) -> Iterator[findings.Finding]:
 
 def find_old_packages(wanted: list[str]) -> Iterator[tuple[str, str, str]]:
     """Yield name, version and least version of each package that is older than it should be, or missing."""
-    for one in wanted:
-        asked = re.match(r"([\w.-]+)(?:\[.*?\])?>=([0-9.]+)(.*)", one)
+    for requirement in wanted:
+        asked = re.match(r"([\w.-]+)(?:\[.*?\])?>=([0-9.]+)(.*)", requirement)
         if not asked or "extra ==" in asked[3]:
             continue
         try:
@@ -138,5 +138,5 @@ def find_old_packages(wanted: list[str]) -> Iterator[tuple[str, str, str]]:
 
 def numbers_of(text: str) -> tuple[int, ...]:
     """Return the numbers at the beginning of a version."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -37,7 +37,7 @@ def check_production(at: Installation) -> Iterator[findings.Finding]:
 
 def list_plain_secrets(at: Installation) -> str:
     """Return the secrets whose own text is in a variable of the environment."""
-    origins = {one.name: at.origins.get(one.name, "") for one in list_settings(Settings) if one.secret}
+    origins = {setting.name: at.origins.get(setting.name, "") for setting in list_settings(Settings) if setting.secret}
     return ", ".join(name for name, origin in origins.items()
                      if origin.startswith("environment ") and not origin.endswith(("_FILE", "_COMMAND")))
 

@@ -106,7 +106,7 @@ IDLE_GROUPS = [
     Idle(lambda s: s.receipt_mode == "memorygate_integrated" and s.ledger.profile == "memorygate",
          "ledger.dialect ledger.source_system ledger.contents", "the ledger is not a ReceiptGate"),
     Idle(lambda s: not s.ledger.circuit_breaker.enabled,
-         " ".join(f"ledger.circuit_breaker.{one}" for one in (
+         " ".join(f"ledger.circuit_breaker.{name}" for name in (
              "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")),
          "ledger.circuit_breaker.enabled is false"),
     Idle(lambda s: s.security.rate_limiting.enabled is False,
@@ -161,9 +161,9 @@ def is_weak(token: str) -> bool:
 
 def find_idle_settings(at: Installation) -> Iterator[findings.Finding]:
     """Yield the settings that somebody has set and that decide nothing, in this release or beside other settings."""
-    yield from (findings.note(f"{one.name} decides nothing: {one.says.removeprefix(settings.IDLE)}",
-                              f"unset {one.name}")
-                for one in settings.list_settings(settings.Settings) if one.idle and at.is_set(one))
+    yield from (findings.note(f"{setting.name} decides nothing: {setting.says.removeprefix(settings.IDLE)}",
+                              f"unset {setting.name}")
+                for setting in settings.list_settings(settings.Settings) if setting.idle and at.is_set(setting))
     for idle in IDLE_GROUPS:
         names = [name for prefix in idle.names.split() for name in at.changed(prefix)]
         if names and idle.holds(at.settings):

@@ -65,10 +65,10 @@ async def admit(server: AuthorizationServer, who: Person) -> stored_oauth.User:
     One transaction.  An unknown person needs an invitation or a rule.
     """
     def decide(work: Work) -> stored_oauth.User | SignInRefused:
-        found = decide_admission(work, server.settings, who)
-        if isinstance(found, stored_oauth.User):
-            note_sign_in(server, work, found, who.provider)
-        return found
+        outcome = decide_admission(work, server.settings, who)
+        if isinstance(outcome, stored_oauth.User):
+            note_sign_in(server, work, outcome, who.provider)
+        return outcome
     user_id = user_rows.id_of_person(who.issuer, who.subject)
     done = await server.directory.change(decide, (stored_oauth.User, (user_id,)),
                                          (stored_oauth.User, (user_rows.id_of_email(who.email),)))

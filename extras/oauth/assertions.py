@@ -60,22 +60,22 @@ class Assertions:
         except jwt.UNFIT as wrong:
             return f"its assertion: {wrong if isinstance(wrong, jwt.Flaw) else type(wrong).__name__}"
 
-    def _find_claim_flaw(self, client: stored_oauth.OAuthClient, said: AssertionClaims, text: str) -> str | None:
-        now, named = self.server.engine.backend.now(), {said.aud} if isinstance(said.aud, str) else {*said.aud}
-        used = client.client_id, said.jti or sha256(text.encode()).hexdigest()
+    def _find_claim_flaw(self, client: stored_oauth.OAuthClient, claims: AssertionClaims, text: str) -> str | None:
+        now, named = self.server.engine.backend.now(), {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
+        used = client.client_id, claims.jti or sha256(text.encode()).hexdigest()
         wrong = {
-            "iss and sub of the assertion are not the client": {said.iss, said.sub} != {client.client_id},
+            "iss and sub of the assertion are not the client": {claims.iss, claims.sub} != {client.client_id},
             # Every one of them: an assertion that another server takes, too, can be sent on by that one.
             "aud of the assertion is not this server": not named or not named <= {
                 self.server.issuer, f"{self.server.issuer}/oauth/token"},
-            "the assertion has expired": said.exp + ASSERTION_LEEWAY_SECONDS <= now,
-            "the assertion lives too long": said.exp > now + LONGEST_ASSERTION_SECONDS + ASSERTION_LEEWAY_SECONDS,
-            "the assertion is not valid yet": max(said.iat, said.nbf) > now + ASSERTION_LEEWAY_SECONDS,
+            "the assertion has expired": claims.exp + ASSERTION_LEEWAY_SECONDS <= now,
+            "the assertion lives too long": claims.exp > now + LONGEST_ASSERTION_SECONDS + ASSERTION_LEEWAY_SECONDS,
+            "the assertion is not valid yet": max(claims.iat, claims.nbf) > now + ASSERTION_LEEWAY_SECONDS,
             "the assertion was used before": self.used.get(used, 0.0) > now,
         }
         if why := next((what for what, is_so in wrong.items() if is_so), None):
             return why
-        self.used.put(used, said.exp + ASSERTION_LEEWAY_SECONDS)
+        self.used.put(used, claims.exp + ASSERTION_LEEWAY_SECONDS)
         return None
 
     async def _find_key(self, document: ClientDocument, kid: Any) -> Key:

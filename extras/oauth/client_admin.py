@@ -48,21 +48,21 @@ async def register_client(engine: Engine, caller: Caller,
         pinned=bool(ask.client_id), access_days=ask.access_days, created_at=0.0, created_by=str(caller.principal),
         updated_at=0.0)
     require_right_to_trust(caller, client)
-    said = {"client_name": client.name, "tenant": tenant, "trusted": ask.trusted}
+    details = {"client_name": client.name, "tenant": tenant, "trusted": ask.trusted}
 
     def register(work: Work) -> stored_oauth.OAuthClient:
         if work.find_record(stored_oauth.OAuthClient, client.client_id):
             raise errors.InvalidRequest(f"{client.client_id} is known already; change_client changes it")
         new = replace(client, client_id=client.client_id or work.new_id(), created_at=work.now, updated_at=work.now)
         work.keep_record(new)
-        admin.audit_change(engine, work, "client_registered", "warning", caller, about_client=new.client_id, **said)
+        admin.audit_change(engine, work, "client_registered", "warning", caller, about_client=new.client_id, **details)
         return new
     most = -1 if tenant is None else engine.settings.security.oauth.clients_per_tenant      # the operator has no limit
     async with admin.take_room(engine, tenant or "", "clients_per_tenant", most, partial(count_clients, engine, tenant),
                                "clients", "remove_client removes one that is not needed, list_clients shows all"):
         new = await Directory(engine).change(register,
                                              *([(stored_oauth.OAuthClient, (ask.client_id,))] if ask.client_id else []))
-    await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", about_client=new.client_id, **said)
+    await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", about_client=new.client_id, **details)
     return wire_oauth.RegisteredClient(new.client_id, as_client_record(new), secret)
 
 

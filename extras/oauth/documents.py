@@ -74,10 +74,10 @@ class ClientDocument(Struct):
 
     def methods(self) -> list[str]:
         """Return how the client can prove itself here, the preferred way first; without a word it need not."""
-        said = dict.fromkeys([self.token_endpoint_auth_method or "none", *self.token_endpoint_auth_methods_supported]
-                             if self.token_endpoint_auth_method or not self.token_endpoint_auth_methods_supported
-                             else self.token_endpoint_auth_methods_supported)
-        return [method for method in said if method == "none" or (method == "private_key_jwt" and self.has_keys())]
+        methods = dict.fromkeys([self.token_endpoint_auth_method or "none", *self.token_endpoint_auth_methods_supported]
+                                if self.token_endpoint_auth_method or not self.token_endpoint_auth_methods_supported
+                                else self.token_endpoint_auth_methods_supported)
+        return [method for method in methods if method == "none" or (method == "private_key_jwt" and self.has_keys())]
 
     def has_keys(self) -> bool:
         """Whether the gate can check what the client signs."""
@@ -198,27 +198,27 @@ def read_lifetime(cache_control: str) -> float:
     """Return for how long a document is fresh: what its source says, but five minutes to seven days."""
     if FORBIDDEN_AGE.search(cache_control):
         return SHORTEST_SECONDS
-    said = MAX_AGE.search(cache_control)
-    return min(max(float(said[1]), SHORTEST_SECONDS), LONGEST_SECONDS) if said else USUAL_SECONDS
+    match = MAX_AGE.search(cache_control)
+    return min(max(float(match[1]), SHORTEST_SECONDS), LONGEST_SECONDS) if match else USUAL_SECONDS
 
 
 def read_document(url: str, text: bytes, now: float) -> stored_oauth.OAuthClient:
     """Return the client that a document describes; raises UnusableDocument."""
-    said = decode_document(text)
-    if said.client_id != url:
+    document = decode_document(text)
+    if document.client_id != url:
         raise UnusableDocument("it is the document of another client_id")
-    if said.client_secret is not None:
+    if document.client_secret is not None:
         raise UnusableDocument("it contains a client_secret, which is public there")
-    if why := check_redirects(said.redirect_uris):
+    if why := check_redirects(document.redirect_uris):
         raise UnusableDocument(why)
-    if said.jwks_uri is not None and find_document_url_flaw(said.jwks_uri):
+    if document.jwks_uri is not None and find_document_url_flaw(document.jwks_uri):
         raise UnusableDocument("its jwks_uri is not an https URL that the gate may read")
-    if not (methods := said.methods()):
+    if not (methods := document.methods()):
         raise UnusableDocument("it names no way to authenticate at the token endpoint that this gate has: none, or "
                          f"private_key_jwt with {' or '.join(SIGNING_ALGORITHMS)} and its keys")
-    name = said.client_name[:MOST_NAME_LENGTH].replace("\0", "") or urlsplit(url).hostname or url
+    name = document.client_name[:MOST_NAME_LENGTH].replace("\0", "") or urlsplit(url).hostname or url
     return stored_oauth.OAuthClient(
-        url, "document", name, msgspec.json.encode(said.redirect_uris).decode(), None,
+        url, "document", name, msgspec.json.encode(document.redirect_uris).decode(), None,
         "private_key_jwt" if "private_key_jwt" in methods else "none", None, text.decode(), None, trusted=False,
         pinned=False, access_days=None, created_at=now, created_by="its metadata document", updated_at=now)
 
@@ -227,12 +227,12 @@ def decode_document(text: bytes) -> ClientDocument:
     """Decode a document; raises UnusableDocument."""
     try:
         text.decode()
-        said = msgspec.json.decode(text, type=ClientDocument)
+        document = msgspec.json.decode(text, type=ClientDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         raise UnusableDocument(f"it is not the metadata of a client: {wrong}"[:300]) from None
     if b"\0" in text:       # no database keeps it
         raise UnusableDocument("it contains a NUL character")
-    return said
+    return document
 
 
 def list_methods(client: stored_oauth.OAuthClient) -> list[str]:

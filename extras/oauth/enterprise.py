@@ -62,7 +62,7 @@ class Vouched(Struct, frozen=True):
 
 def is_vouching_on(server: AuthorizationServer) -> bool:
     """Whether some identity provider may vouch for people."""
-    return any(one.enterprise_managed for one in server.oauth.providers)
+    return any(provider.enterprise_managed for provider in server.oauth.providers)
 
 
 def refuse_assertion(because: str) -> OAuthError:
@@ -123,12 +123,12 @@ async def prove_assertion(server: AuthorizationServer, client: stored_oauth.OAut
     """Return what an assertion says after every check; raises OAuthError."""
     try:
         provider = find_provider(server, text)
-        found = await provider.discover()
+        discovery = await provider.discover()
         content = await provider.verify(text, ASSERTION_TYPE)
         claims = jwt.decode_strictly(content, IdentityAssertion)
-        if flaw := find_flaw_of_assertion(claims, found.issuer, server.issuer, client, provider.now()):
+        if flaw := find_flaw_of_assertion(claims, discovery.issuer, server.issuer, client, provider.now()):
             raise jwt.Flaw(flaw)
-        return Vouched(claims, providers.read_person(provider.said, found.issuer, msgspec.json.decode(content)))
+        return Vouched(claims, providers.read_person(provider.said, discovery.issuer, msgspec.json.decode(content)))
     except admission.SignInRefused as refusal:
         raise refuse_assertion(refusal.because) from None
     except jwt.UNFIT as wrong:

@@ -102,7 +102,7 @@ class Allowed(Struct, frozen=True):
 
 def read_grant_id(form: re.Pattern[str], text: str) -> str | None:
     """Return the id of the grant that a code or a token names; None for another text."""
-    return found[1] if (found := form.match(text)) else None
+    return match[1] if (match := form.match(text)) else None
 
 
 def encode_bytes(text: bytes) -> str:
@@ -185,7 +185,7 @@ def limit_scopes(user: stored_oauth.User, client: stored_oauth.OAuthClient) -> f
 
 def find_access_seconds(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User) -> int:
     """Return the life of access tokens: the shorter of the client's and the person's own, else the setting."""
-    days = [one for one in (client.access_days, user.access_days) if one is not None]
+    days = [limit for limit in (client.access_days, user.access_days) if limit is not None]
     chosen = min(days, default=server.settings.security.jwt.access_token_ttl_days)
     return int(min(max(chosen, SHORTEST_DAYS), LONGEST_DAYS) * DAY_SECONDS)
 

@@ -57,7 +57,8 @@ def park(server: AuthorizationServer, request: Request, parked: Parked) -> list[
     value = urlsafe_b64encode(sealed).decode()
     if len(name) + len(value) > MOST_COOKIE_BYTES:
         raise BadRequestPage("the request is too long for a sign-in: its state, redirect_uri and client_id together")
-    others = sorted((one for one in list_parked(server, request) if one.id != parked.id), key=lambda one: one.begun_at)
+    others = sorted((one for one in list_parked(server, request) if one.id != parked.id),
+                    key=lambda parked: parked.begun_at)
     known = {name_cookie(server, one.id) for one in others[-(MOST_PARKED - 1):]} | {name}
     stale = [other for other in request.cookies() if is_sign_in(server, other) and other not in known]
     return [set_cookie(server, name, value, PARKED_SECONDS), *(set_cookie(server, other, "", 0) for other in stale)]
@@ -78,8 +79,8 @@ def find_parked(server: AuthorizationServer, request: Request, id: str) -> Parke
 
 def find_newest(server: AuthorizationServer, request: Request) -> Parked | None:
     """Return the newest sign-in of this browser in which nobody has signed in yet."""
-    waiting = [one for one in list_parked(server, request) if not one.user_id]
-    return max(waiting, key=lambda one: one.begun_at, default=None)
+    waiting = [parked for parked in list_parked(server, request) if not parked.user_id]
+    return max(waiting, key=lambda parked: parked.begun_at, default=None)
 
 
 def list_parked(server: AuthorizationServer, request: Request) -> Iterator[Parked]:

@@ -57,32 +57,32 @@ class Provider(Protocol):
     async def name_login_url(self, parked: Parked) -> str:
         """Return where the browser goes; raises SignInRefused."""
 
-    async def prove_person(self, said: dict[str, str], parked: Parked) -> Person:
+    async def prove_person(self, answer: dict[str, str], parked: Parked) -> Person:
         """Return whom the answer of the provider names; raises SignInRefused or DeniedUpstream."""
 
 
 def make_providers(settings: Settings, issuer: str) -> dict[str, Provider]:
     """Return the identity providers by name; raises StartupError for contradictory settings."""
-    found: dict[str, Provider] = {}
-    for at, one in enumerate(settings.security.oauth.providers, 1):
+    providers: dict[str, Provider] = {}
+    for at, provider in enumerate(settings.security.oauth.providers, 1):
         where = f"security.oauth.providers: number {at}"
-        if not one.name or not one.client_id or one.name in found:
+        if not provider.name or not provider.client_id or provider.name in providers:
             raise errors.StartupError(f"{where} needs a client_id and a name of its own")
-        if one.kind == "oidc" and not one.discovery_url:
+        if provider.kind == "oidc" and not provider.discovery_url:
             raise errors.StartupError(
-                f"{where}, {one.name}, needs discovery_url, such as https://id.example.com{DISCOVERY}")
-        make = GitHub if one.kind == "github" else OpenId
-        found[one.name] = make(one, settings, f"{issuer}/oauth/callback/{one.name}")
-    return found
+                f"{where}, {provider.name}, needs discovery_url, such as https://id.example.com{DISCOVERY}")
+        make = GitHub if provider.kind == "github" else OpenId
+        providers[provider.name] = make(provider, settings, f"{issuer}/oauth/callback/{provider.name}")
+    return providers
 
 
 class ProviderHttp:
     """What both kinds of provider share: their settings, and calls that are guarded."""
 
-    def __init__(self, said: IdentityProvider, settings: Settings, callback: str, *,
+    def __init__(self, provider: IdentityProvider, settings: Settings, callback: str, *,
                  now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
-        self.said, self.settings, self.callback, self.now, self.clock = said, settings, callback, now, clock
-        self.title = said.title or said.name.replace("-", " ").title()
+        self.said, self.settings, self.callback, self.now, self.clock = provider, settings, callback, now, clock
+        self.title = provider.title or provider.name.replace("-", " ").title()
         self.http: httpx2.AsyncClient | None = None
 
     def client(self) -> httpx2.AsyncClient:
@@ -109,13 +109,13 @@ class ProviderHttp:
         raise SignInRefused(f"{self.title} did not prove who you are. Connect again from your client; if this comes "
                             "again, an administrator finds the reason in the audit log.", because)
 
-    def check_answer(self, said: dict[str, str]) -> str:
+    def check_answer(self, answer: dict[str, str]) -> str:
         """Return the code of an answer to the browser; raises DeniedUpstream or SignInRefused."""
-        if (error := said.get("error")) == "access_denied":
+        if (error := answer.get("error")) == "access_denied":
             raise DeniedUpstream(f"{self.said.name} says access_denied")
         if error:
             self.refuse(f"{self.said.name} says {error[:MOST_ERROR_LENGTH]}")
-        if not (code := said.get("code")):
+        if not (code := answer.get("code")):
             self.refuse("the callback has no code")
         return code
 
@@ -195,54 +195,54 @@ class OpenId(ProviderHttp):
         assert self.known is not None
         return self.known
 
-    def take(self, found: Discovery) -> None:
+    def take(self, discovery: Discovery) -> None:
         """Use a discovery document, if it is the one of the issuer that the URL belongs to."""
-        if not self.is_issuer(found.issuer):
-            self.refuse(f"the discovery document of {self.url} is of the issuer {found.issuer[:MOST_ERROR_LENGTH]}")
-        for endpoint in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
+        if not self.is_issuer(discovery.issuer):
+            self.refuse(f"the discovery document of {self.url} is of the issuer {discovery.issuer[:MOST_ERROR_LENGTH]}")
+        for endpoint in (discovery.authorization_endpoint, discovery.token_endpoint, discovery.jwks_uri):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
                 self.refuse("the discovery document names an endpoint that is not a URL")
-        if self.ring is None or self.known is None or self.known.jwks_uri != found.jwks_uri:
-            self.ring = jwt.KeyRing([], self.client(), found.jwks_uri, self.clock)
-        self.known, self.read_at = found, self.clock()
+        if self.ring is None or self.known is None or self.known.jwks_uri != discovery.jwks_uri:
+            self.ring = jwt.KeyRing([], self.client(), discovery.jwks_uri, self.clock)
+        self.known, self.read_at = discovery, self.clock()
 
     async def name_login_url(self, parked: Parked) -> str:
         """Return where the browser goes."""
-        found = await self.discover()
+        discovery = await self.discover()
         prompt = " ".join(word for word in parked.prompt.split() if word in ("login", "select_account"))
         more = {"nonce": parked.nonce, **({"prompt": prompt} if prompt else {})}
-        joint = "&" if urlsplit(found.authorization_endpoint).query else "?"
-        return f"{found.authorization_endpoint}{joint}{self.make_query(parked, self.said.scopes, **more)}"
+        joint = "&" if urlsplit(discovery.authorization_endpoint).query else "?"
+        return f"{discovery.authorization_endpoint}{joint}{self.make_query(parked, self.said.scopes, **more)}"
 
-    async def prove_person(self, said: dict[str, str], parked: Parked) -> Person:
+    async def prove_person(self, answer: dict[str, str], parked: Parked) -> Person:
         """Return whom the provider names."""
-        found = await self.discover()
-        sends_iss = "iss" in said or found.authorization_response_iss_parameter_supported       # RFC 9207 2.4
-        if sends_iss and said.get("iss") != found.issuer:
+        discovery = await self.discover()
+        sends_iss = "iss" in answer or discovery.authorization_response_iss_parameter_supported       # RFC 9207 2.4
+        if sends_iss and answer.get("iss") != discovery.issuer:
             self.refuse("the iss of the callback is not that of the provider")
-        code = self.check_answer(said)
-        tokens = await self.exchange(found, code, parked)
-        claims = await self.prove_token(found, tokens.id_token, parked.nonce)
+        code = self.check_answer(answer)
+        tokens = await self.exchange(discovery, code, parked)
+        claims = await self.prove_token(discovery, tokens.id_token, parked.nonce)
         wanted = {"email", self.said.groups_claim}
-        if tokens.access_token and found.userinfo_endpoint and not wanted <= claims.keys():
-            more = await self.call("GET", found.userinfo_endpoint, dict[str, Any],
+        if tokens.access_token and discovery.userinfo_endpoint and not wanted <= claims.keys():
+            more = await self.call("GET", discovery.userinfo_endpoint, dict[str, Any],
                                    headers={**AS_JSON, "authorization": f"Bearer {tokens.access_token}"})
             if more.get("sub") != claims["sub"]:
                 self.refuse("userinfo is about somebody else")
             claims = {**more, **claims}
-        return read_person(self.said, found.issuer, claims)
+        return read_person(self.said, discovery.issuer, claims)
 
-    async def exchange(self, found: Discovery, code: str, parked: Parked) -> Tokens:
+    async def exchange(self, discovery: Discovery, code: str, parked: Parked) -> Tokens:
         """Exchange a code for an ID token."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self.callback,
                 "code_verifier": parked.verifier}
         headers, secret = dict(AS_JSON), self.said.client_secret
-        if secret and "client_secret_basic" in found.token_endpoint_auth_methods_supported:
+        if secret and "client_secret_basic" in discovery.token_endpoint_auth_methods_supported:
             pair = f"{quote(self.said.client_id, safe='')}:{quote(secret, safe='')}"        # RFC 6749 2.3.1
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
             form |= {"client_id": self.said.client_id, **({"client_secret": secret} if secret else {})}
-        return await self.call("POST", found.token_endpoint, Tokens, data=form, headers=headers)
+        return await self.call("POST", discovery.token_endpoint, Tokens, data=form, headers=headers)
 
     def is_issuer(self, issuer: Any) -> bool:
         """Whether an issuer is this provider, as far as its discovery URL tells."""
@@ -254,14 +254,14 @@ class OpenId(ProviderHttp):
         self.ring.freshen()
         return jwt.verify_signature(token, await self.ring.find(name_key(token, kind)))
 
-    async def prove_token(self, found: Discovery, token: str, nonce: str) -> dict[str, Any]:
+    async def prove_token(self, discovery: Discovery, token: str, nonce: str) -> dict[str, Any]:
         """Return the claims of an ID token after every check; raises SignInRefused."""
         try:
             if len(token) > 2 * jwt.MOST_TOKEN_BYTES:
                 raise jwt.Flaw("the ID token is too long")
             content = await self.verify(token)
             claims = jwt.decode_strictly(content, IdToken)
-            if flaw := find_flaw_of_identity(claims, found.issuer, self.said.client_id, nonce, self.now()):
+            if flaw := find_flaw_of_identity(claims, discovery.issuer, self.said.client_id, nonce, self.now()):
                 raise jwt.Flaw(flaw)
             return msgspec.json.decode(content, type=dict[str, Any])
         except jwt.UNFIT as error:
@@ -297,13 +297,13 @@ def find_flaw_of_identity(claims: IdToken, issuer: str, client_id: str, nonce: s
     return next((what for what, is_so in wrong.items() if is_so), None)
 
 
-def read_person(said: IdentityProvider, issuer: str, claims: dict[str, Any]) -> Person:
+def read_person(provider: IdentityProvider, issuer: str, claims: dict[str, Any]) -> Person:
     """Return the person of proven claims; an e-mail address counts only if the provider has verified it."""
     verified = claims.get("email_verified") is True or claims.get("email_verified") == "true"
     email = read_email(claims.get("email")) if verified else ""
-    name, groups = claims.get("name") or claims.get("preferred_username"), claims.get(said.groups_claim)
+    name, groups = claims.get("name") or claims.get("preferred_username"), claims.get(provider.groups_claim)
     listed = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
-    return Person(said.name, issuer, claims["sub"], email, name[:200] if isinstance(name, str) else "",
+    return Person(provider.name, issuer, claims["sub"], email, name[:200] if isinstance(name, str) else "",
                   frozenset([group for group in listed[:MOST_GROUPS] if isinstance(group, str)]))
 
 
@@ -348,10 +348,10 @@ class GitHub(ProviderHttp):
         more = {"prompt": "select_account"} if "select_account" in parked.prompt.split() else {}
         return f"{self.issuer}/login/oauth/authorize?{self.make_query(parked, scopes, **more)}"
 
-    async def prove_person(self, said: dict[str, str], parked: Parked) -> Person:
+    async def prove_person(self, answer: dict[str, str], parked: Parked) -> Person:
         """Return whom GitHub names."""
         form = {"client_id": self.said.client_id, "client_secret": self.said.client_secret,
-                "code": self.check_answer(said), "redirect_uri": self.callback, "code_verifier": parked.verifier}
+                "code": self.check_answer(answer), "redirect_uri": self.callback, "code_verifier": parked.verifier}
         tokens = await self.call("POST", f"{self.issuer}/login/oauth/access_token", GitHubTokens, data=form,
                                  headers=AS_JSON)
         if not tokens.access_token:
@@ -360,5 +360,5 @@ class GitHub(ProviderHttp):
                    "user-agent": "asyncgate"}
         user = await self.call("GET", f"{self.api}/user", GitHubUser, headers=headers)
         emails = await self.call("GET", f"{self.api}/user/emails", list[GitHubEmail], headers=headers)
-        email = next((one.email for one in emails if one.primary and one.verified), "")
+        email = next((address.email for address in emails if address.primary and address.verified), "")
         return Person(self.said.name, self.issuer, str(user.id), read_email(email), (user.name or user.login)[:200])

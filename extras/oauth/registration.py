@@ -73,7 +73,7 @@ class Registrar:
 
     async def register(self, server: AuthorizationServer, request: wire.Request) -> wire.Answer:
         """Register a client (RFC 7591 3.1)."""
-        said = read_registration(request)
+        registration = read_registration(request)
         if not (self.networks.take(group_address(request.address)) and self.gate.take()):
             raise wire.OAuthError("temporarily_unavailable", "too many clients have registered; try again later", 429,
                                   headers=[(b"retry-after", b"3600")])
@@ -81,12 +81,12 @@ class Registrar:
             raise wire.OAuthError("temporarily_unavailable",
                                   "too many clients are registered that nobody uses; try again "
                                   "later", 503, headers=[(b"retry-after", b"3600")])
-        method = said.token_endpoint_auth_method or "client_secret_basic"       # RFC 7591 2
+        method = registration.token_endpoint_auth_method or "client_secret_basic"       # RFC 7591 2
         secret = None if method == "none" else secrets.token_urlsafe(CLIENT_SECRET_BYTES)
-        client = await store_registration(server, said, method, secret)
+        client = await store_registration(server, registration, method, secret)
         server.auditor.note(server.settings.default_tenant_id, "client_registered", "info", place=request.address,
                             about_client=client.client_id, client_name=client.name, by="itself")
-        return wire.Answer(201, encode_json(describe_registration(said, client, secret)), wire.JSON)
+        return wire.Answer(201, encode_json(describe_registration(registration, client, secret)), wire.JSON)
 
 
 def read_registration(request: wire.Request) -> Registration:
@@ -95,33 +95,34 @@ def read_registration(request: wire.Request) -> Registration:
     if types != [wire.JSON]:
         raise wire.OAuthError("invalid_client_metadata", f"send the metadata as {wire.JSON.decode()}")
     try:
-        said = msgspec.json.decode(request.body, type=Registration)
+        registration = msgspec.json.decode(request.body, type=Registration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         code = "invalid_redirect_uri" if "redirect_uris" in str(wrong) else "invalid_client_metadata"
         raise wire.OAuthError(code, f"the metadata is invalid: {wrong}"[:300]) from None
-    if why := check_redirects(said.redirect_uris):
+    if why := check_redirects(registration.redirect_uris):
         raise wire.OAuthError("invalid_redirect_uri", why)
-    if said.token_endpoint_auth_method not in (None, *METHODS):
+    if registration.token_endpoint_auth_method not in (None, *METHODS):
         raise wire.OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(METHODS)}")
-    if said.grant_types is not None and GRANTS[0] not in said.grant_types:
+    if registration.grant_types is not None and GRANTS[0] not in registration.grant_types:
         raise wire.OAuthError("invalid_client_metadata", f"grant_types must contain {GRANTS[0]}")
-    if said.response_types is not None and "code" not in said.response_types:
+    if registration.response_types is not None and "code" not in registration.response_types:
         raise wire.OAuthError("invalid_client_metadata", "response_types must contain code")
-    return said
+    return registration
 
 
-async def store_registration(server: AuthorizationServer, said: Registration, method: str,
+async def store_registration(server: AuthorizationServer, registration: Registration, method: str,
                              secret: str | None) -> stored_oauth.OAuthClient:
     """Store a client that has registered itself.
 
     What it says of scopes means no limit: people decide what they allow, and clients ask for more as they learn more.
     """
-    name = (said.client_name or "").replace("\0", "")[:MOST_NAME_LENGTH] or (
-        urlsplit(said.redirect_uris[0]).hostname or "a client")
+    name = (registration.client_name or "").replace("\0", "")[:MOST_NAME_LENGTH] or (
+        urlsplit(registration.redirect_uris[0]).hostname or "a client")
 
     def store(work: Work) -> stored_oauth.OAuthClient:
         client = stored_oauth.OAuthClient(
-            work.new_id(), "dynamic", name, encode_list(said.redirect_uris), None, method,  # type: ignore[arg-type]
+            work.new_id(), "dynamic", name, encode_list(registration.redirect_uris), None,
+            method,  # type: ignore[arg-type]
             hash_client_secret(secret) if secret else None, None, None, trusted=False, pinned=False, access_days=None,
             created_at=work.now, created_by="itself", updated_at=work.now)
         work.keep_record(client)
@@ -129,13 +130,14 @@ async def store_registration(server: AuthorizationServer, said: Registration, me
     return await server.directory.change(store)
 
 
-def describe_registration(said: Registration, client: stored_oauth.OAuthClient, secret: str | None) -> dict[str, Any]:
+def describe_registration(registration: Registration, client: stored_oauth.OAuthClient,
+                          secret: str | None) -> dict[str, Any]:
     """Return what a client is told of its registration (RFC 7591 3.2.1)."""
-    scopes = sorted(SCOPES.intersection((said.scope or "").replace(",", " ").split()))
+    scopes = sorted(SCOPES.intersection((registration.scope or "").replace(",", " ").split()))
     return {
         "client_id": client.client_id, "client_id_issued_at": int(client.created_at), "client_name": client.name,
-        "redirect_uris": said.redirect_uris, "token_endpoint_auth_method": client.auth_method,
-        "grant_types": [grant for grant in GRANTS if grant in (said.grant_types or GRANTS)],
+        "redirect_uris": registration.redirect_uris, "token_endpoint_auth_method": client.auth_method,
+        "grant_types": [grant for grant in GRANTS if grant in (registration.grant_types or GRANTS)],
         "response_types": ["code"], **({"scope": " ".join(scopes)} if scopes else {}),
         **({"client_secret": secret, "client_secret_expires_at": 0} if secret else {})}
 

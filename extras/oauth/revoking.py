@@ -40,8 +40,8 @@ async def revoke_token(engine: Engine, caller: Caller, ask: wire_oauth.RevokeTok
     if (token_id is None) == (ask.access_token is None):
         raise errors.InvalidRequest("send either token_id or access_token")
     if ask.access_token is not None:
-        said = read_token_text(ask.access_token)
-        token_id, named = said.jti, said.tenant_id
+        claims = read_token_text(ask.access_token)
+        token_id, named = claims.jti, claims.tenant_id
     tenant, until = await target_tenant(engine, caller, named), engine.backend.now() + revocations.LONGEST_VALID_SECONDS
     assert token_id is not None
     about = {"about_token": token_id, "of_tenant": tenant, "reason": ask.reason}
@@ -65,14 +65,14 @@ def read_token_text(token: str) -> SaidByToken:
         raise errors.InvalidRequest("that is an issued key, not an access token; call revoke_key")
     try:
         payload = token.split(".")[1]
-        said = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=SaidByToken)
+        claims = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=SaidByToken)
     except (ValueError, IndexError):
         raise errors.InvalidRequest("access_token is not the text of an access token (a JWT)") from None
-    if not said.jti or not said.tenant_id:
+    if not claims.jti or not claims.tenant_id:
         raise errors.InvalidRequest(
             "the token has no id (jti) by which it could be revoked; rotate_credentials refuses all "
             "tokens of its tenant that were issued before")
-    return said
+    return claims
 
 
 class PublishedKeys(Extension):

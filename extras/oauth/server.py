@@ -73,8 +73,8 @@ class AuthorizationServer:
 
     def list_keys(self) -> list[wire_oauth.SigningKeyRecord]:
         """Return the keys that sign or verify now, as list_signing_keys shows them."""
-        return [wire_oauth.SigningKeyRecord(str(one.key.kid), to_utc(one.since), to_utc_or_none(one.until))
-                for one in self.keys.in_force()]
+        return [wire_oauth.SigningKeyRecord(str(key.key.kid), to_utc(key.since), to_utc_or_none(key.until))
+                for key in self.keys.in_force()]
 
     def open(self, engine: Engine, guard: Guard) -> None:
         """Take over the engine and the guard of a gate that begins to serve."""

@@ -120,7 +120,7 @@ async def sign_out_everywhere(engine: Engine, caller: Caller,
 
     def also(work: Work) -> None:
         for user_id in {*people, *(grant.user_id for grant in grants)}:
-            until = max((last_token_ends(one) for one in grants if one.user_id == user_id), default=work.now)
+            until = max((last_token_ends(grant) for grant in grants if grant.user_id == user_id), default=work.now)
             revoke(work, "user", user_id, until, str(caller.principal), ask.reason)
         if ask.user_id is None and engine.settings.console.enabled:
             end_console_sessions(work, caller, everywhere=True, reason=ask.reason)
@@ -170,7 +170,7 @@ async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.Withd
     Not for a client that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
-    grants = await find_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
+    grants = await find_grants(engine, lambda grant: grant.client_id == ask.client_id and is_of(grant, people))
 
     def also(work: Work) -> None:
         for user_id in people:

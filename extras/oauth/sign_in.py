@@ -85,21 +85,21 @@ class SignIn:
                 return pages.show_error("The gate cannot answer now", str(refusal), status=refusal.status)
         return handle
 
-    def note(self, event: str, because: str, **said: str) -> None:
+    def note(self, event: str, because: str, **details: str) -> None:
         """Note a refusal in the operator's log, with its real reason; strangers have a budget of lines."""
         from asyncgate.parts.identity.audit import current_visitor
 
         place = group_address(current_visitor().get("ip") or "")
         self.server.auditor.note(self.server.settings.default_tenant_id, event, "warning", place=place, reason=because,
-                                 **said)
+                                 **details)
 
     # Who are you?
 
     async def begin(self, request: wire.Request) -> wire.Answer:
         """Check what a client asks for, park it, and ask who the person is."""
-        said = request.query() if request.method == "GET" else request.form()
-        client, asked = await requests.read_request(self.server, said)
-        wished = set(said.get("prompt", "").split())
+        parameters = request.query() if request.method == "GET" else request.form()
+        client, asked = await requests.read_request(self.server, parameters)
+        wished = set(parameters.get("prompt", "").split())
         if "none" in wished:
             raise requests.RefusedRequest(asked, "login_required", "people sign in each time; send no prompt=none")
         parked = Parked(secrets.token_hex(16), self.server.engine.backend.now(), asked,
@@ -142,15 +142,15 @@ class SignIn:
 
     async def come_back(self, request: wire.Request) -> wire.Answer:
         """Take the answer of an identity provider: to the browser that was sent there, from there, and once."""
-        said, name = request.query(), request.scope["path_params"]["provider"]
-        parked = self.find(request, said.get("state", "").partition(".")[0])
-        if not parked.state or not hmac.compare_digest(parked.state.encode(), said.get("state", "").encode()):
+        query, name = request.query(), request.scope["path_params"]["provider"]
+        parked = self.find(request, query.get("state", "").partition(".")[0])
+        if not parked.state or not hmac.compare_digest(parked.state.encode(), query.get("state", "").encode()):
             raise admission.SignInRefused(LOST, "the state of the callback is not the one that was sent, or came twice")
         if parked.provider != name:     # its code would go to the wrong provider (RFC 9700 4.4)
             raise admission.SignInRefused(LOST, f"the callback is of {name}, but the sign-in went to {parked.provider}")
         spent = park(self.server, request, forget_person(parked))
         try:
-            who = await self.providers[name].prove_person(said, parked)
+            who = await self.providers[name].prove_person(query, parked)
             return self.go_on(request, parked, await admission.admit(self.server, who))
         except DeniedUpstream as refusal:
             self.note("sign_in_refused", str(refusal), provider=name)
@@ -170,10 +170,10 @@ class SignIn:
 
     async def take_code(self, request: wire.Request) -> wire.Answer:
         """Sign somebody in by the code of a sign-in link."""
-        said = request.form()
-        parked = self.find(request, said.get("sign_in", ""))
+        form = request.form()
+        parked = self.find(request, form.get("sign_in", ""))
         try:
-            return self.go_on(request, parked, await use_link(self.server, said.get("code", "")))
+            return self.go_on(request, parked, await use_link(self.server, form.get("code", "")))
         except admission.SignInRefused as refusal:
             self.note("sign_in_refused", refusal.because)
             return self.show_login(request, parked, await self.find_client(parked), wrong=str(refusal))
@@ -218,9 +218,9 @@ class SignIn:
 
     async def decide(self, request: wire.Request) -> wire.Answer:
         """Take the person's answer, which must come from the page that this browser was shown."""
-        said = request.form()
-        parked = self.find(request, said.get("sign_in", ""))
-        if not parked.csrf or not hmac.compare_digest(parked.csrf.encode(), said.get("csrf", "").encode()):
+        form = request.form()
+        parked = self.find(request, form.get("sign_in", ""))
+        if not parked.csrf or not hmac.compare_digest(parked.csrf.encode(), form.get("csrf", "").encode()):
             raise admission.SignInRefused(LOST, "the consent is not from the page that this browser was shown")
         client = await self.find_client(parked)
         try:
@@ -228,7 +228,7 @@ class SignIn:
             scopes = admission.choose_scopes(user, parked.shown)
         except admission.SignInRefused as refusal:
             return await self.refuse(parked, refusal, [drop_parked(self.server, parked)])
-        if said.get("answer") != "allow":
+        if form.get("answer") != "allow":
             self.note("consent_denied", "the person denied it", user_id=user.user_id, client_id=client.client_id)
             consent.note_consent(self.server, user, client, "consent_denied")
             return self.end(parked, error="access_denied", error_description="the person denied access")

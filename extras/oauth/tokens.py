@@ -64,8 +64,8 @@ async def give_token(server: AuthorizationServer, request: wire.Request) -> wire
 
 def read_form(request: wire.Request) -> dict[str, str]:
     """Return the parameters that have a value (RFC 6749 3.2); raises OAuthError for a secret in the URL."""
-    if found := SECRET_PARAMETERS & wire.read_parameters(request.scope["query_string"]).keys():
-        raise wire.OAuthError("invalid_request", f"send {min(found)} in the body, not in the URL")
+    if names := SECRET_PARAMETERS & wire.read_parameters(request.scope["query_string"]).keys():
+        raise wire.OAuthError("invalid_request", f"send {min(names)} in the body, not in the URL")
     return {name: value for name, value in request.form().items() if value}
 
 
@@ -114,9 +114,9 @@ def read_resource(server: AuthorizationServer, form: dict[str, str]) -> str | No
     """Return the resource that a request names (RFC 8707 2.2)."""
     if "resource" not in form:
         return None
-    if (found := find_resource(server.issuer, form["resource"])) is None:
+    if (resource := find_resource(server.issuer, form["resource"])) is None:
         raise wire.OAuthError("invalid_target", "the resource is not one of this gate")
-    return found
+    return resource
 
 
 def read_scopes(text: str | None) -> frozenset[str] | None:
@@ -165,9 +165,9 @@ def answer_outcome(server: AuthorizationServer, grant: stored_oauth.Grant, done:
 
 def tell_tenant(server: AuthorizationServer, grant: stored_oauth.Grant, event: str, severity: Any) -> None:
     """Note in the log of the person's tenant what happened to a session; of a theft also tell its admins."""
-    said = {**describe_grant(grant), "principal_kind": grant.principal_kind, "principal_id": grant.principal_id}
+    details = {**describe_grant(grant), "principal_kind": grant.principal_kind, "principal_id": grant.principal_id}
     if grant.tenant != server.settings.default_tenant_id or event not in IN_TRANSACTION:
-        server.auditor.note(grant.tenant, event, severity, **said)
+        server.auditor.note(grant.tenant, event, severity, **details)
     if severity == "critical":
         server.auditor.notice(grant.tenant, event, session_id=grant.grant_id, client_id=grant.client_id,
                               principal=str(grant.principal))
@@ -231,10 +231,11 @@ async def revoke_access_token(server: AuthorizationServer, claims: jwt.Claims, c
         if known.has("token", jti) or known.has("session", claims.sid):
             return      # so that nobody fills the table with one token
     by = Caller(server.settings.default_tenant_id, claims.principal, claims.role or "agent", frozenset())
-    said = {"about_token": jti, "about_session": claims.sid, "about_client": client_id, "of_tenant": claims.tenant_id}
+    details = {"about_token": jti, "about_session": claims.sid, "about_client": client_id,
+               "of_tenant": claims.tenant_id}
 
     def take_back(work: Work) -> None:
         revoke(work, "token", jti, claims.exp + REVOKED_LONGER_SECONDS, str(by.principal), "by the client")
-        audit_change(server.engine, work, "token_revoked", "info", by, **said)
+        audit_change(server.engine, work, "token_revoked", "info", by, **details)
     await server.directory.change(take_back, *REVOCATION_KEYS)
-    await audit_in_tenant(server.engine, by, claims.tenant_id, "token_revoked", "info", **said)
+    await audit_in_tenant(server.engine, by, claims.tenant_id, "token_revoked", "info", **details)

@@ -50,7 +50,7 @@ async def invite_user(engine: Engine, caller: Caller, ask: wire_oauth.InviteUser
                             encode_names(ask.scopes),
                             ask.access_days, str(caller.principal), now)
     user_rows.check_rights(caller, row)
-    said = {"user_id": user_id, "email": email, "tenant": tenant, "new_role": ask.role}
+    details = {"user_id": user_id, "email": email, "tenant": tenant, "new_role": ask.role}
     owners = user_rows.name_owners(engine.settings, email)
     if owners and tenant not in owners:
         raise refuse_foreign_address(engine, caller, email, owners)
@@ -63,14 +63,14 @@ async def invite_user(engine: Engine, caller: Caller, ask: wire_oauth.InviteUser
         if known is not None and known.accepted_as is not None:
             raise errors.InvalidTransition(f"{email} is the user {known.accepted_as}; change_user changes its rights")
         work.keep_record(row)
-        admin.audit_change(engine, work, "user_invited", "info", caller, **said)
+        admin.audit_change(engine, work, "user_invited", "info", caller, **details)
         return row
     async with admin.take_room(engine, tenant, "open_invitations", engine.settings.security.oauth.open_invitations,
                                partial(count_open_invitations, engine, tenant, user_id),
                                "invitations of people who have not come yet",
                                "remove_user ends one that is not needed, list_users shows all"):
         done = await Directory(engine).change(invite, (stored_oauth.User, (user_id,)))
-    await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **said)
+    await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **details)
     return as_user_record(done)
 
 
@@ -121,8 +121,8 @@ async def change_user(engine: Engine, caller: Caller, ask: wire_oauth.ChangeUser
                            **describe_change(before, after, ask.reason))
         return after
     done = await Directory(engine).change(change, *keys_of(old), *((stored_oauth.Grant, (id,)) for id in sessions))
-    said = describe_change(old, done, ask.reason)
-    await audit_in_tenant(engine, caller, done.tenant, "user_changed", "warning", **said)
+    details = describe_change(old, done, ask.reason)
+    await audit_in_tenant(engine, caller, done.tenant, "user_changed", "warning", **details)
     return as_user_record(done)
 
 
@@ -140,13 +140,13 @@ async def remove_user(engine: Engine, caller: Caller, ask: wire_oauth.RemoveUser
         claim = work.find_record(stored_oauth.User, user_rows.id_of_email(row.email))
         for gone in (row, *([claim] if claim and claim.accepted_as == row.user_id else [])):
             work.drop_record(stored_oauth.User, gone.user_id)
-        for one in given:
-            work.drop_record(stored_oauth.Consent, one.user_id, one.client_id)
+        for consent in given:
+            work.drop_record(stored_oauth.Consent, consent.user_id, consent.client_id)
         end_access(engine, work, row, sessions, caller, ask.reason)
         admin.audit_change(engine, work, "user_removed", "warning", caller, **describe_removal(row, ask.reason))
         return wire.Ok(True)
     await Directory(engine).change(remove, *keys_of(old),
-                                   *((stored_oauth.Consent, (one.user_id, one.client_id)) for one in given),
+                                   *((stored_oauth.Consent, (consent.user_id, consent.client_id)) for consent in given),
                                    *((stored_oauth.Grant, (id,)) for id in sessions))
     await audit_in_tenant(engine, caller, old.tenant, "user_removed", "warning", **describe_removal(old, ask.reason))
     return wire.Ok(True)
@@ -225,12 +225,12 @@ def describe_removal(row: stored_oauth.User, reason: str | None) -> dict[str, ob
 
 async def list_consents(engine: Engine, user_id: str) -> list[stored_oauth.Consent]:
     """Return what a person has allowed."""
-    found = list[stored_oauth.Consent]()
-    async for one in Directory(engine).read(stored_oauth.Consent, f"{user_id}\0"):
-        if one.user_id != user_id:
+    consents = list[stored_oauth.Consent]()
+    async for consent in Directory(engine).read(stored_oauth.Consent, f"{user_id}\0"):
+        if consent.user_id != user_id:
             break
-        found.append(one)
-    return found
+        consents.append(consent)
+    return consents
 
 
 def as_user_record(row: stored_oauth.User) -> wire_oauth.UserRecord:

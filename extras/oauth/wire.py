@@ -78,14 +78,14 @@ def read_parameters(text: bytes) -> dict[str, str]:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError:
         raise OAuthError("invalid_request", "the parameters are not valid UTF-8, or too many") from None
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in pairs:
-        if name in found:
+        if name in parameters:
             raise OAuthError("invalid_request", f"the parameter {name[:50]!r} is repeated")
         if "\0" in name or "\0" in value:
             raise OAuthError("invalid_request", "a parameter may not contain the NUL character")
-        found[name] = value
-    return found
+        parameters[name] = value
+    return parameters
 
 
 def redirect_to(url: str, *headers: tuple[bytes, bytes]) -> Answer:

@@ -54,8 +54,8 @@ def places(engine: Engine, whom: Whom) -> list[tuple[str, type[Struct]]]:
     own, operator = whom.tenant_id, engine.settings.default_tenant_id
     apart = (*rules.OF_OPERATOR, *(rules.WITH_TASK if whom.principal is None else ()))
     kinds = [kind for kind in rules.ERASE_RULES if kind not in apart]
-    found = [(own, kind) for kind in kinds] + [(operator, kind) for kind in rules.OF_OPERATOR]
-    return found + ([(operator, stored.Audit)] if operator != own and whom.names else [])
+    pairs = [(own, kind) for kind in kinds] + [(operator, kind) for kind in rules.OF_OPERATOR]
+    return pairs + ([(operator, stored.Audit)] if operator != own and whom.names else [])
 
 
 def here_or_there(whom: Whom, tenant_id: str) -> Whom:
@@ -179,10 +179,10 @@ class Eraser:
                 await self.write(self.tenant_id, lambda work,
                                  tasks=tasks: self.cancel(work, tasks),  # type: ignore[misc]
                                  tasks=[task.task_id for task in tasks])
-        schedules = [one async for one in read_rows(self.engine, self.tenant_id, stored.Schedule)
-                     if rules.judge(self.whom, one, self.owned) is None]
-        for one in schedules:
-            await self.close_obligation(one.created, one)
+        schedules = [row async for row in read_rows(self.engine, self.tenant_id, stored.Schedule)
+                     if rules.judge(self.whom, row, self.owned) is None]
+        for schedule in schedules:
+            await self.close_obligation(schedule.created, schedule)
         after: str | None = None
         while owed := await self.engine.backend.page(
                 self.tenant_id, queries.ObligationFilter(self.whom.principal, after, ROWS_PER_BATCH)):
@@ -232,7 +232,8 @@ class Eraser:
     def discharge(self, work: Work, opened: stored.Receipt) -> None:
         """Discharge an obligation, unless a receipt has done so."""
         ends = TERMINATES[opened.receipt_type]
-        if any(one.receipt_type in ends and opened.receipt_id in one.parents for one in work.receipts.values()):
+        if any(receipt.receipt_type in ends and opened.receipt_id in receipt.parents
+               for receipt in work.receipts.values()):
             return work.close_obligation(opened.receipt_id, opened.to)
         gate, body = self.engine.gate, {"reason": WHY}
         contract = CANCELED if CANCELED.type in ends else UNSCHEDULED
@@ -253,8 +254,8 @@ class Eraser:
             await self.keep(lambda work, now: replace(now, segments=named))
         for pointers in segments.values():
             chains: defaultdict[str, list[stored.Archived]] = defaultdict(list)
-            for one in pointers:
-                chains[one.chain].append(one)
+            for pointer in pointers:
+                chains[pointer.chain].append(pointer)
             for chain in chains.values():
                 await archive.write_chain_back(self.engine, self.tenant_id, chain)
         if left := decode_list(self.erasure.segments):
@@ -266,16 +267,16 @@ class Eraser:
         Files to which nothing points have it, too: of receipts that were restored, or of a run that was interrupted.
         """
         named: defaultdict[str, list[stored.Archived]] = defaultdict(list)
-        async for one in read_rows(self.engine, self.tenant_id, stored.Archived):
-            named[one.segment].append(one)
-        found = {}
+        async for row in read_rows(self.engine, self.tenant_id, stored.Archived):
+            named[row.segment].append(row)
+        segments = {}
         for segment, pointers in named.items():
             path = archive.archive_folder(self.engine.settings) / segment
             rows = await asyncio.to_thread(archive.read_segment, str(path), path.stat().st_mtime)
             if any(rules.judge(self.whom, row, self.owned) != row for row in rows if row is not None):
-                found[segment] = pointers
+                segments[segment] = pointers
         left_over = [name for name in archive.list_files(self.engine.settings, self.tenant_id) if name not in named]
-        return found | {segment: [] for segment in left_over if await self.must_go(segment)}
+        return segments | {segment: [] for segment in left_over if await self.must_go(segment)}
 
     async def must_go(self, segment: str) -> bool:
         """Whether a file to which nothing points has anything to erase; one of another database is not ours."""
@@ -288,7 +289,7 @@ class Eraser:
 
     async def delete_files(self, segments: list[str]) -> None:
         """Delete files of the archive to which nothing points any more."""
-        used = {one.segment async for one in read_rows(self.engine, self.tenant_id, stored.Archived)}
+        used = {row.segment async for row in read_rows(self.engine, self.tenant_id, stored.Archived)}
         folder = archive.archive_folder(self.engine.settings)
         for segment in segments:
             if segment not in used:
@@ -309,15 +310,15 @@ class Eraser:
 
     async def find_changes(self, tenant_id: str, whom: Whom, kind: type[Struct]) -> AsyncIterator[list[Any]]:
         """Yield the rows that the rules change, some hundred at a time."""
-        found = []
+        structs = []
         async for row in read_rows(self.engine, tenant_id, kind):
             if rules.judge(whom, row, self.owned) != row:
-                found.append(row)
-            if len(found) >= ROWS_PER_BATCH * 5:
-                yield found
-                found = []
-        if found:
-            yield found
+                structs.append(row)
+            if len(structs) >= ROWS_PER_BATCH * 5:
+                yield structs
+                structs = []
+        if structs:
+            yield structs
 
     async def erase(self, tenant_id: str, whom: Whom, kind: type[Struct], rows: list[Any]) -> None:
         """Change rows of one kind in one transaction, with the counts."""
@@ -374,15 +375,16 @@ class Eraser:
                 return False
         return not await self.find_segments()
 
-    async def end(self, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> stored.Erasure:
+    async def end(self, sign: Callable[[dict[str, Any]], str | None], details: dict[str, Any]) -> stored.Erasure:
         """Destroy the key and the name, and keep the proof; the rows in the operator's tenant come first."""
         if self.operator != self.tenant_id and await self.engine.backend.record(
                 self.operator, stored.Erasure, self.erasure.erasure_id):
-            await self.close(self.operator, sign, said)
-        await self.close(self.tenant_id, sign, said)
+            await self.close(self.operator, sign, details)
+        await self.close(self.tenant_id, sign, details)
         return self.erasure
 
-    async def close(self, tenant_id: str, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> None:
+    async def close(self, tenant_id: str, sign: Callable[[dict[str, Any]], str | None],
+                    details: dict[str, Any]) -> None:
         """End the erasure in one tenant."""
         who, id = self.whom.principal, self.erasure.erasure_id
         digest = digest_of_list([row async for row in read_rows(self.engine, tenant_id, stored.Erased)
@@ -390,7 +392,7 @@ class Eraser:
         pseudonym = self.whom.pseudonym(*((who.kind, who.id) if who else ("tenant", self.tenant_id)))
 
         def finish(work: Work, now: stored.Erasure) -> stored.Erasure:
-            ended = {**said, "erasure_id": id, "tenant_id": tenant_id, "of": pseudonym, "digest": digest,
+            ended = {**details, "erasure_id": id, "tenant_id": tenant_id, "of": pseudonym, "digest": digest,
                      "counts": decode_counts(now.counts), "begun_at": now.begun_at, "ended_at": work.now}
             add_line(work, "erasure_ended", "critical", to_canonical(
                 {"erasure_id": id, "digest": digest, "counts": ended["counts"]}))

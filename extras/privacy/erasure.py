@@ -281,12 +281,12 @@ async def make_plan(engine: Engine, tenant_id: str, who: wire.Principal | None,
 
 async def count_tasks(engine: Engine, tenant_id: str, of: queries.TaskFilter, until: float) -> int:
     """Count tasks up to a number and a time, few of them read together: each may have a megabyte."""
-    found = 0
+    count = 0
     while rows := await engine.backend.page(tenant_id, of):
-        found, of = found + len(rows), replace(of, before=rows[-1][0].task_id)
-        if found >= MOST_COUNTED or asyncio.get_running_loop().time() > until:
+        count, of = count + len(rows), replace(of, before=rows[-1][0].task_id)
+        if count >= MOST_COUNTED or asyncio.get_running_loop().time() > until:
             break
-    return found
+    return count
 
 
 async def draft(engine: Engine, tenant_id: str, who: wire.Principal | None) -> stored.Erasure:

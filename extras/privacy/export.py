@@ -107,15 +107,15 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> wire_
     read_at, table = engine.backend.now(), TABLE_OF_KIND[at.kind]
     if table is stored.Receipt and not at.after:
         at = at._replace(returns=await count_returns(engine, subject.tenant_id))
-    found = await look(subject, table, at.after, min(ask.limit or wire_privacy.EXPORT_ROWS, wire_privacy.EXPORT_ROWS))
-    following = await follow(subject, at, found.after, kinds)
+    page = await look(subject, table, at.after, min(ask.limit or wire_privacy.EXPORT_ROWS, wire_privacy.EXPORT_ROWS))
+    following = await follow(subject, at, page.after, kinds)
     if ask.cursor and await was_erased_since(subject, at.begun_at):
         raise errors.InvalidCursor(
             "data was erased since this export began, and what it has read before may hold it; throw "
             "that away and begin a new export, without a cursor")
     return wire_privacy.ExportPage(
         subject.tenant_id, whom, at.kind, CARDS[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
-        found.looked_at, [Raw(line) for line in found.lines], list_proofs(table), kinds,
+        page.looked_at, [Raw(line) for line in page.lines], list_proofs(table), kinds,
         following and engine.seal_cursor(caller, str(following), *mark))
 
 
@@ -173,10 +173,10 @@ async def look(subject: Subject, table: type[Struct], after: str, most: int) -> 
             if has_open_keys(table) and (looked_at >= most or size >= PAGE_BYTES):
                 return Look(lines, looked_at, last)
             after = stored.export_key(row)
-            if found := await subject.has(row, receipt):
+            if belongs := await subject.has(row, receipt):
                 lines.append(encode_row(row, **{"receipt": receipt} if table is stored.Archived else {}))
                 size += len(lines[-1])
-            if found or subject.home_of(table) == subject.tenant_id:   # else other tenants' rows stand there, too
+            if belongs or subject.home_of(table) == subject.tenant_id:   # else other tenants' rows stand there, too
                 looked_at, last = looked_at + 1, after
         if len(rows) < part:
             return Look(lines, looked_at, None)
@@ -186,8 +186,8 @@ async def look(subject: Subject, table: type[Struct], after: str, most: int) -> 
 async def add_archived(subject: Subject, rows: list[Any]) -> list[tuple[Any, stored.Receipt | None]]:
     """Return rows, each pointer into the archive with its receipt."""
     pointers = [row for row in rows if isinstance(row, stored.Archived)]
-    found = {receipt.receipt_id: receipt for receipt in await load_archived(subject.engine, pointers)}
-    return [(row, found[row.receipt_id] if isinstance(row, stored.Archived) else None) for row in rows]
+    receipts = {receipt.receipt_id: receipt for receipt in await load_archived(subject.engine, pointers)}
+    return [(row, receipts[row.receipt_id] if isinstance(row, stored.Archived) else None) for row in rows]
 
 
 OPERATIONS = [

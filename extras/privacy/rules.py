@@ -181,10 +181,10 @@ def erase_pauses(whom: Whom, row: stored.Pauses, owned: set[str]) -> stored.Paus
     """Take the name of the principal from what it has paused, and what is paused for it alone."""
     if whom.is_everybody:
         return stored.Pauses("[]")
-    left = [replace(one, by_id=whom.pseudonym(one.by_kind, one.by_id), reason=None)
-            if whom.covers(one.by_kind, one.by_id) else replace(one, reason=blot_or_none(whom, one.reason))
-            for one in decode_pauses(row.listed)
-            if one.worker is None or one.worker not in whom.names]
+    left = [replace(pause, by_id=whom.pseudonym(pause.by_kind, pause.by_id), reason=None)
+            if whom.covers(pause.by_kind, pause.by_id) else replace(pause, reason=blot_or_none(whom, pause.reason))
+            for pause in decode_pauses(row.listed)
+            if pause.worker is None or pause.worker not in whom.names]
     return encode_pauses(left)
 
 
@@ -200,29 +200,29 @@ def erase_bulk(whom: Whom, row: stored.Bulk, owned: set[str]) -> stored.Bulk:
 
 def erase_line(whom: Whom, row: stored.Audit, owned: set[str]) -> stored.Audit:
     """Leave of an audit line what is needed to see what was done, and pseudonyms of who did it."""
-    said = msgspec.json.decode(row.body)
-    said.pop(erased.SALT, None)        # it goes with anything else, and not alone
-    kind, id = str(said.get("principal_kind", "")), str(said.get("principal_id", ""))
+    body = msgspec.json.decode(row.body)
+    body.pop(erased.SALT, None)        # it goes with anything else, and not alone
+    kind, id = str(body.get("principal_kind", "")), str(body.get("principal_id", ""))
     own = whom.is_everybody or whom.covers(kind, id)
-    left = {name: value for name, value in said.items() if (not own or name in KEPT_MEMBERS) and (
-        name == "principal_id" or name in OWN_WORDS or not names_whom(whom, said, name))}
+    left = {name: value for name, value in body.items() if (not own or name in KEPT_MEMBERS) and (
+        name == "principal_id" or name in OWN_WORDS or not names_whom(whom, body, name))}
     if own and "principal_id" in left:
         left["principal_id"] = whom.replace_id(kind, id)
-    if left == said:
+    if left == body:
         return row
     return replace(row, body=to_canonical({**left, "erased": left.get("erased", whom.erasure_id)}).decode())
 
 
-def names_whom(whom: Whom, said: dict[str, Any], name: str) -> bool:
+def names_whom(whom: Whom, body: dict[str, Any], name: str) -> bool:
     """Whether a member of an audit line names the principal.
 
     Security: a tenant chooses names of its people.  One such as an address, or the name of somebody else, must not
     take evidence from the operator's log, so there it counts only in lines about that tenant, and not in what the gate
     itself found out.
     """
-    about = whom.tenant_id in (said.get("tenant"), said.get("of_tenant")) and name not in FOUND_OUT
+    about = whom.tenant_id in (body.get("tenant"), body.get("of_tenant")) and name not in FOUND_OUT
     named = whom if whom.here or about else whom.proven
-    return named.is_within(said[name]) or (name in FOR_PEOPLE and named.is_told(said[name]))
+    return named.is_within(body[name]) or (name in FOR_PEOPLE and named.is_told(body[name]))
 
 
 def erase_webhook(whom: Whom, row: stored_webhooks.Webhook, owned: set[str]) -> stored_webhooks.Webhook | None:

@@ -112,9 +112,9 @@ class Subject:
     async def _has_task(self, task_id: str, whom: wire.Principal) -> bool:
         """Whether the principal owns a task, or was the last that worked on it."""
         if task_id not in self.tasks:
-            found = await self.engine.backend.task(self.tenant_id, task_id)
-            self.tasks[task_id] = found is not None and any(
-                row is not None and names_principal(row, whom) for row in found[:2])
+            snapshot = await self.engine.backend.task(self.tenant_id, task_id)
+            self.tasks[task_id] = snapshot is not None and any(
+                row is not None and names_principal(row, whom) for row in snapshot[:2])
         return self.tasks[task_id]
 
     async def _is_revoked(self, row: stored_oauth.Revocation, whom: wire.Principal) -> bool:
@@ -126,17 +126,17 @@ class Subject:
         owner = await self._find(stored_oauth.Grant if row.kind == "session" else stored_oauth.User, row.subject)
         return owner is not None and names_principal(owner, whom)
 
-    async def _has_line(self, said: Any, whom: wire.Principal) -> bool:
+    async def _has_line(self, body: Any, whom: wire.Principal) -> bool:
         """Whether a line of the audit log names the principal, or a credential, a session or a person of it.
 
         The log of the default tenant also has what the authorization server did for other tenants.
         """
-        if {said.get("tenant"), said.get("of_tenant")} - {None, self.tenant_id}:
+        if {body.get("tenant"), body.get("of_tenant")} - {None, self.tenant_id}:
             return False
-        if mentions(said, whom) or any(said.get(name) == whom.id for name in BARE_MEMBERS):
+        if mentions(body, whom) or any(body.get(name) == whom.id for name in BARE_MEMBERS):
             return True
-        for name in said.keys() & REFERENCES.keys():
-            for id in said[name] if isinstance(said[name], list) else [said[name]]:
+        for name in body.keys() & REFERENCES.keys():
+            for id in body[name] if isinstance(body[name], list) else [body[name]]:
                 owner = await self._find(REFERENCES[name], id)
                 if owner is not None and getattr(owner, "tenant", self.tenant_id) == self.tenant_id and whom.same(
                         wire.Principal(owner.principal_kind, owner.principal_id)):
@@ -173,12 +173,12 @@ def list_names(table: type[Struct]) -> tuple[list[tuple[str, str]], list[str]]:
     return pairs, [name for name in named if name not in paired]
 
 
-def mentions(said: Any, whom: wire.Principal) -> bool:
+def mentions(tree: Any, whom: wire.Principal) -> bool:
     """Whether JSON has a principal: as members for kind and id, or as a text of both."""
-    if isinstance(said, list):
-        return any(mentions(one, whom) for one in said)
-    if not isinstance(said, dict):
-        return bool(said == str(whom))
-    pairs = (name.removesuffix("kind") for name, value in said.items() if name.endswith("kind") and value == whom.kind)
-    return any(said.get(f"{start}id") == whom.id for start in pairs) or any(
-        mentions(one, whom) for one in said.values())
+    if isinstance(tree, list):
+        return any(mentions(part, whom) for part in tree)
+    if not isinstance(tree, dict):
+        return bool(tree == str(whom))
+    pairs = (name.removesuffix("kind") for name, value in tree.items() if name.endswith("kind") and value == whom.kind)
+    return any(tree.get(f"{start}id") == whom.id for start in pairs) or any(
+        mentions(part, whom) for part in tree.values())

@@ -44,10 +44,10 @@ class Whom(Struct, frozen=True, dict=True):
         """Return whom an erasure is of that is under way, as rows of a tenant name them."""
         named = decode_known_names(erasure.names)
         who = wire.Principal(erasure.principal_kind, erasure.principal_id) if erasure.principal_kind else None
-        users = frozenset(one.removeprefix("user ") for one in named if one.startswith("user "))
-        proven = frozenset(one.removeprefix("name ") for one in named if one.startswith("name ")) | users
+        users = frozenset(name.removeprefix("user ") for name in named if name.startswith("user "))
+        proven = frozenset(name.removeprefix("name ") for name in named if name.startswith("name ")) | users
         own = frozenset({who.id, str(who)}) if who is not None else frozenset[str]()
-        chosen = frozenset(one.removeprefix("chosen ") for one in named if one.startswith("chosen ")) | own
+        chosen = frozenset(name.removeprefix("chosen ") for name in named if name.startswith("chosen ")) | own
         return cls(erasure.erasure_id, erasure.of_tenant, who, proven | chosen, users, bytes.fromhex(erasure.key),
                    tenant_id == erasure.of_tenant, chosen - proven)
 

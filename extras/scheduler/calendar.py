@@ -115,8 +115,8 @@ class Cron:
         from cronsim import CronSim, CronSimError
 
         try:
-            for found in CronSim(self.expr, datetime.fromtimestamp(wall, UTC).replace(tzinfo=None)):
-                yield int(found.replace(tzinfo=UTC).timestamp())
+            for moment in CronSim(self.expr, datetime.fromtimestamp(wall, UTC).replace(tzinfo=None)):
+                yield int(moment.replace(tzinfo=UTC).timestamp())
         except CronSimError as wrong:
             raise ValueError(f"{self.expr!r} is not a cron expression: {str(wrong).lower()}") from None
         except OverflowError:       # after the year 9999
@@ -181,9 +181,9 @@ class Timing(Struct, frozen=True):
         width = 60.0
         while True:
             start = max(since, until - width)
-            found = deque(self.expected(start, until), maxlen=count)
-            if len(found) == count or start <= since:
-                return list(found)
+            runs = deque(self.expected(start, until), maxlen=count)
+            if len(runs) == count or start <= since:
+                return list(runs)
             width *= 4
 
 

@@ -205,7 +205,7 @@ class Scheduler:
 
         groups = [(name, list(of)) for name, of in groupby(self.store.firings(), lambda firing: firing.schedule_id)]
         outcomes = await asyncio.gather(*(one(*group) for group in groups))
-        if fired := [one for some in outcomes for one in some]:
+        if fired := [firing for some in outcomes for firing in some]:
             self.store.fired(fired)
 
     async def _fire_in_order(self, schedule_id: str, firings: list[store.Firing]) -> list[store.Fired]:
@@ -400,7 +400,7 @@ class Scheduler:
                 "misfire_policy": schedule.plan.misfire_policy, "task_type": schedule.plan.task_template.type}
         reply = await self.worker.call(
             "emit_receipt", **self.as_worker, **lease, receipt_type="schedule.created", task_id=schedule.task_id,
-            schedule_id=schedule.schedule_id, body={name: said for name, said in body.items() if said is not None})
+            schedule_id=schedule.schedule_id, body={name: value for name, value in body.items() if value is not None})
         return str(reply["receipt_id"])
 
     async def _end(self, control: store.Control) -> None:

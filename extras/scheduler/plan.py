@@ -106,10 +106,10 @@ def drop_payload_nulls(payload: Any) -> Any:
     """Leave out null fields, but keep those of the payload template."""
     if not isinstance(payload, dict):
         return payload
-    said = {name: value for name, value in payload.items() if value is not None}
-    if isinstance(template := said.get("task_template"), dict):
-        said["task_template"] = {name: value for name, value in template.items() if value is not None}
-    return said
+    terms = {name: value for name, value in payload.items() if value is not None}
+    if isinstance(template := terms.get("task_template"), dict):
+        terms["task_template"] = {name: value for name, value in template.items() if value is not None}
+    return terms
 
 
 def find_field(message: str, within: str = "") -> str:
@@ -173,7 +173,7 @@ def find_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def render(template: Any, known: Mapping[str, str]) -> Any:
     """Replace the {{placeholders}} in every text of a JSON value."""
     if isinstance(template, str):
-        return PLACEHOLDER.sub(lambda found: found[0][1:] if found[1] else known[found[2].strip()], template)
+        return PLACEHOLDER.sub(lambda match: match[0][1:] if match[1] else known[match[2].strip()], template)
     if isinstance(template, dict):
         return {name: render(inner, known) for name, inner in template.items()}
     if isinstance(template, list):

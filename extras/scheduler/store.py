@@ -150,8 +150,8 @@ class Store:
 
     def schedule(self, schedule_id: str) -> Schedule | None:
         """Return a schedule, unless it is deleted."""
-        found = self._schedules("WHERE schedule_id = ? AND state <> 'deleted'", schedule_id)
-        return next(found, None)
+        schedules = self._schedules("WHERE schedule_id = ? AND state <> 'deleted'", schedule_id)
+        return next(schedules, None)
 
     def live(self) -> list[Schedule]:
         """Return all live schedules."""
@@ -168,10 +168,10 @@ class Store:
 
     def next_due_at(self) -> float | None:
         """Return the earliest time of a run to decide, or None."""
-        found: float | None = self.db.execute(
+        moment: float | None = self.db.execute(
             "SELECT min(due_at) FROM schedules WHERE state = 'live' AND due_at IS NOT NULL AND NOT EXISTS ("
             "SELECT 1 FROM firings AS f WHERE f.schedule_id = schedules.schedule_id)").fetchone()[0]
-        return found
+        return moment
 
     def _schedules(self, where: str, *values: Any) -> Iterator[Schedule]:
         for (record,) in self.db.execute(f"SELECT record FROM schedules {where} ORDER BY schedule_id", values):

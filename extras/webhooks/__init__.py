@@ -146,17 +146,17 @@ class Webhooks(Extension):
         async with self.turns:
             # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
             operator = self.engine.settings.default_tenant_id
-            found = {row.webhook_id: row
-                     for row in await self.engine.backend.page(tenant_id, queries.Rows(stored_webhooks.Webhook))
-                     if row.reached is None or tenant_id == operator}
+            webhooks = {row.webhook_id: row
+                        for row in await self.engine.backend.page(tenant_id, queries.Rows(stored_webhooks.Webhook))
+                        if row.reached is None or tenant_id == operator}
             post, self.places = self.open_post(), self.places or Places()
             theirs = self.couriers[tenant_id]
-            for webhook_id, row in found.items():
+            for webhook_id, row in webhooks.items():
                 if webhook_id not in theirs:
                     kind = Courier if row.reached is None else Gatherer
                     theirs[webhook_id] = kind(self.engine, post, self.places, tenant_id, row)
                 theirs[webhook_id].call()
-            for webhook_id in theirs.keys() - found.keys():
+            for webhook_id in theirs.keys() - webhooks.keys():
                 await theirs.pop(webhook_id).close(0.0)
             if not theirs:
                 del self.couriers[tenant_id]

@@ -247,13 +247,13 @@ async def change_deliveries(engine: Engine, caller: Caller, tenant_id: str, webh
                                                          for row in rows]
 
         def run(work: Work, keys: list[tuple[type[Any], tuple[str, ...]]] = keys) -> int:
-            found = [row for _, key in keys if (row := work.find_record(stored_webhooks.WebhookDelivery, *key))
-                     and row.state == state]
-            for row in found:
+            deliveries = [row for _, key in keys if (row := work.find_record(stored_webhooks.WebhookDelivery, *key))
+                          and row.state == state]
+            for row in deliveries:
                 new = change(row, work.now)
                 work.keep_record(new) if new is not None else work.drop_record(stored_webhooks.WebhookDelivery,
                                                                                *stored.key_of(row))
-            return len(found)
+            return len(deliveries)
         number += await change_rows(engine, caller, tenant_id, keys, run)
     return number
 

@@ -90,14 +90,14 @@ def secrets_of(gate_secret: bytes, tenant_id: str, webhook: stored_webhooks.Webh
 def find_previous(gate_secret: bytes, tenant_id: str, webhook: stored_webhooks.Webhook,
                   now: float) -> list[tuple[bytes, float]]:
     """Return the secrets before the newest one that still sign, newest first, each with the end of its overlap."""
-    found: list[tuple[bytes, float]] = []
+    pairs: list[tuple[bytes, float]] = []
     if webhook.previous_id is not None and webhook.previous_until is not None:
-        found.append((derive_secret(gate_secret, tenant_id, webhook.webhook_id, webhook.previous_id),
+        pairs.append((derive_secret(gate_secret, tenant_id, webhook.webhook_id, webhook.previous_id),
                       webhook.previous_until))
     own, *earlier = webhook.secret_id.split(";")
-    for place, (covered, until) in enumerate(one.split("@") for one in earlier):
-        found.append((cover(gate_secret, webhook.webhook_id, own, place, bytes.fromhex(covered)), float(until)))
-    return [(secret, until) for secret, until in found if until > now]
+    for place, (covered, until) in enumerate(entry.split("@") for entry in earlier):
+        pairs.append((cover(gate_secret, webhook.webhook_id, own, place, bytes.fromhex(covered)), float(until)))
+    return [(secret, until) for secret, until in pairs if until > now]
 
 
 def make_secret_id(gate_secret: bytes, webhook_id: str, earlier: list[tuple[bytes, float]]) -> str:
@@ -124,7 +124,7 @@ def cover(gate_secret: bytes, webhook_id: str, own: str, place: int, secret: byt
 
 def find_end_of_overlap(webhook: stored_webhooks.Webhook) -> float | None:
     """Return until when a secret before the newest one signs; None if none does since the last rotation."""
-    ends = [float(one.split("@")[1]) for one in webhook.secret_id.split(";")[1:]]
+    ends = [float(entry.split("@")[1]) for entry in webhook.secret_id.split(";")[1:]]
     return max([*ends, webhook.previous_until], default=None) if webhook.previous_until is not None else None
 
 

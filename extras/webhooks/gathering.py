@@ -59,7 +59,7 @@ class Gatherer(Courier):
             if len(events) == most:
                 self.unread[tenant_id] = None
             if events:
-                self.pages[tenant_id] = [one.event_id for one in events]
+                self.pages[tenant_id] = [event.event_id for event in events]
             found += events
         self.called |= bool(self.unread)
         return found

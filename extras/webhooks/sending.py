@@ -172,19 +172,21 @@ class Courier(Rounds):
 
     async def _read_new(self, waiting: set[str]) -> list[stored_webhooks.WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
-        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
-        self.called |= len(found) == PAGE
-        self.page, now = [event.event_id for event in found], self.engine.backend.now()
+        events = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
+        self.called |= len(events) == PAGE
+        self.page, now = [event.event_id for event in events], self.engine.backend.now()
         # Order: behind the events.  What happens after an admin's change is wanted, or not, as the change says.
         if not await self._is_unchanged():
             return []
-        self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}
-        self.fresh = {one.event_id: one for one in found if one.event_id not in self.settled}
-        return [stored_webhooks.WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting",
+        self.settled |= {event.event_id for event in events if event.event_id in waiting or not event.wanted}
+        self.fresh = {event.event_id: event for event in events if event.event_id not in self.settled}
+        return [stored_webhooks.WebhookDelivery(self.webhook.webhook_id, event.event_id, event.type, event.task_id,
+                                                "waiting",
                                                 0, now, None,
                                                 now,
-                                                of_tenant=None if one.tenant_id == self.tenant_id else one.tenant_id)
-                for one in self.fresh.values()]
+                                                of_tenant=None if event.tenant_id == self.tenant_id
+                                                else event.tenant_id)
+                for event in self.fresh.values()]
 
     def _find_pause(self, left: Iterable[stored_webhooks.WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""
@@ -231,9 +233,9 @@ class Courier(Rounds):
             if due:
                 self._keep(done)
             if done.state == "waiting":
-                for one in rows[at + 1:]:
-                    if one.delivery_id in self.fresh:
-                        self._keep(one)
+                for delivery in rows[at + 1:]:
+                    if delivery.delivery_id in self.fresh:
+                        self._keep(delivery)
                 return
 
     def _keep(self, row: stored_webhooks.WebhookDelivery) -> None:

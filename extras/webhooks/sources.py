@@ -43,11 +43,12 @@ async def read_behind(engine: Engine, tenant_id: str, webhook: stored_webhooks.W
                       limit: int) -> list[Happened]:
     """Return what has happened behind a position, the oldest first, wanted or not."""
     if not tells_usage(webhook):
-        found = await engine.backend.page(tenant_id, queries.ReceiptFilter(None, None, None, position or None, limit))
-        return [show_as_event(tenant_id, one, wants(webhook, one)) for one in found]
+        receipts = await engine.backend.page(tenant_id,
+                                             queries.ReceiptFilter(None, None, None, position or None, limit))
+        return [show_as_event(tenant_id, receipt, wants(webhook, receipt)) for receipt in receipts]
     before = write_period(read_period(position) - 1) if position else ""     # a position may be the end of a period
     events = await engine.backend.page(tenant_id, queries.Rows(stored.UsageEvent, before))
-    return [show_as_event(tenant_id, one) for one in events if one.usage_event_id > position][:limit]
+    return [show_as_event(tenant_id, event) for event in events if event.usage_event_id > position][:limit]
 
 
 async def read_usage(engine: Engine, tenant_id: str, since: str, position: str, limit: int) -> list[Happened]:
@@ -57,19 +58,19 @@ async def read_usage(engine: Engine, tenant_id: str, since: str, position: str, 
     """
     first = read_period(position) if position else read_period(since) - LONGEST_PERIODS
     events = await engine.backend.page(tenant_id, queries.Rows(stored.UsageEvent, write_period(max(first - 1, 0))))
-    return [show_as_event(tenant_id, one) for one in events
-            if one.usage_event_id > position and first_id(one.ends) > since][:limit]
+    return [show_as_event(tenant_id, event) for event in events
+            if event.usage_event_id > position and first_id(event.ends) > since][:limit]
 
 
 async def find_event(engine: Engine, tenant_id: str, row: stored_webhooks.WebhookDelivery) -> Happened | None:
     """Return the event of a delivery, unless it is not stored here any more."""
-    found: stored.Receipt | stored.UsageEvent | None
+    event: stored.Receipt | stored.UsageEvent | None
     tenant_id = row.of_tenant or tenant_id
     if row.type == USAGE:
-        found = await engine.backend.record(tenant_id, stored.UsageEvent, write_period(read_period(row.delivery_id)))
+        event = await engine.backend.record(tenant_id, stored.UsageEvent, write_period(read_period(row.delivery_id)))
     else:
-        found = await engine.backend.receipt(tenant_id, row.delivery_id)
-    return None if found is None else show_as_event(tenant_id, found)
+        event = await engine.backend.receipt(tenant_id, row.delivery_id)
+    return None if event is None else show_as_event(tenant_id, event)
 
 
 async def find_position(engine: Engine, tenant_id: str, types: frozenset[str]) -> str:
@@ -77,8 +78,8 @@ async def find_position(engine: Engine, tenant_id: str, types: frozenset[str]) -
     if USAGE in types:
         head = await engine.backend.record(tenant_id, stored.UsageHead)
         return "" if head is None else first_id(head.until)
-    found = await engine.backend.page(tenant_id, queries.ReceiptFilter(None, None, None, None, 1, newest=True))
-    return found[-1].receipt_id if found else ""
+    receipts = await engine.backend.page(tenant_id, queries.ReceiptFilter(None, None, None, None, 1, newest=True))
+    return receipts[-1].receipt_id if receipts else ""
 
 
 def has_event(work: Work, webhook: stored_webhooks.Webhook) -> bool:

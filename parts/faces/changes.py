@@ -87,11 +87,11 @@ class Telling(Extension):
 
 def list_changes(work: Work) -> list[Change]:
     """Return what a batch has changed without a receipt: events of a task's history, progress, and what is paused."""
-    found = [describe_change(work, event.event_type, task) for event in work.events.values()
-             if (task := work.tasks.get(event.task_id)) is not None]
-    found += [describe_change(work, "progress", work.tasks[one.task_id], one.sequence)
-              for one in work.progressed.values()]
-    return [*found, Change("work.pauses", work.now)] if (stored.Pauses, ()) in work.kept else found
+    changes = [describe_change(work, event.event_type, task) for event in work.events.values()
+               if (task := work.tasks.get(event.task_id)) is not None]
+    changes += [describe_change(work, "progress", work.tasks[progress.task_id], progress.sequence)
+                for progress in work.progressed.values()]
+    return [*changes, Change("work.pauses", work.now)] if (stored.Pauses, ()) in work.kept else changes
 
 
 def describe_change(work: Work, change: str, task: stored.Task, number: int = 0) -> Change:

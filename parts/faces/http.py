@@ -81,10 +81,10 @@ def read_query(query: bytes) -> dict[str, str]:
     pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     if any("\0" in text for pair in pairs for text in pair):
         raise errors.InvalidRequest("the query may not contain the NUL character")
-    said = dict(pairs)
-    if twice := sorted({name for name, value in pairs if name in IDENTITY_MEMBERS and value != said[name]}):
+    parameters = dict(pairs)
+    if twice := sorted({name for name, value in pairs if name in IDENTITY_MEMBERS and value != parameters[name]}):
         raise errors.InvalidRequest(f"the query says {twice[0]} twice: a request names one principal")
-    return said
+    return parameters
 
 
 def fill_principal(ask: wire.Ask, query: dict[str, str]) -> None:

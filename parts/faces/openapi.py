@@ -84,12 +84,12 @@ def build_document(operations: Collection[Any], version: str) -> bytes:
 
 def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
     """Return the schemas that are referenced; fields in a path or query need none."""
-    found: dict[str, JsonObject] = {}
+    definitions: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
-    while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - found.keys():
-        found |= {name: schemas[name] for name in names}
+    while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - definitions.keys():
+        definitions |= {name: schemas[name] for name in names}
         text = msgspec.json.encode([schemas[name] for name in names]).decode()
-    return found
+    return definitions
 
 
 def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
@@ -197,8 +197,8 @@ def tag_of(op: Any, path: str) -> str:
 def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonObject) -> JsonObject:
     """Describe a field in the path or the query; neither can be null."""
     schema = dict(whole["properties"][name])
-    for one in schema.pop("anyOf", []):
-        schema = (one if one.get("type") != "null" else {}) | schema
+    for choice in schema.pop("anyOf", []):
+        schema = (choice if choice.get("type") != "null" else {}) | schema
     text = {"description": inner} if (inner := schema.pop("description", "")) else {}
     schema = {key: part for key, part in schema.items() if (key, part) != ("default", None)}
     told = {"name": name, "in": where, "required": where == "path" or name in whole["required"], "schema": schema}
@@ -222,7 +222,7 @@ def list_codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     told += ", 404 not_found" if "{" in path else ""
     if verb != "GET":
         told += ", 400 payload_too_deep, 408 request_timeout, 413 payload_too_large, 415 unsupported_media_type"
-    refusals = [(int(status), code) for status, code in (one.split() for one in told.split(", "))]
+    refusals = [(int(status), code) for status, code in (entry.split() for entry in told.split(", "))]
     refusals += [(kind.status, kind.code) for kind in op.takes.refusals]
     return {status: names for status in STATUS if (names := [code for its, code in refusals if its == status])}
 

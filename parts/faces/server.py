@@ -145,8 +145,8 @@ def bind_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.s
 
 
 def _find_addresses(host: str, port: int) -> list[Any]:
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys(found))
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys(addresses))
 
 
 def _bind_socket(family: int, kind: int, proto: int, address: Any, shared: bool) -> socket.socket:

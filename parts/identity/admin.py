@@ -39,10 +39,10 @@ Load = Callable[[Needs, Caller, Any], None]
 
 
 def audit_change(engine: Engine, work: Work, event: str, severity: wire_admin.Severity, caller: Caller,
-                 **said: Any) -> None:
+                 **details: Any) -> None:
     """Write an administrator's change into the audit log of the tenant that was changed."""
     mark_as_audited()
-    body = audit.body_of_line(engine.settings, {**audit.current_visitor(), **audit.describe_caller(caller), **said})
+    body = audit.body_of_line(engine.settings, {**audit.current_visitor(), **audit.describe_caller(caller), **details})
     audit.log_line(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
         audit.add_line(work, event, severity, body)
@@ -72,9 +72,9 @@ async def write_audited(engine: Engine, caller: Caller, tenant_id: str, load: Lo
 
 def extend_once(engine: Engine, kind: type[E]) -> E:
     """Return the extension of a kind, which joins the engine at its first use."""
-    if (found := engine.find_extension(kind)) is None:
-        engine.extend(found := kind())
-    return found
+    if (extension := engine.find_extension(kind)) is None:
+        engine.extend(extension := kind())
+    return extension
 
 
 class Turns(Extension):
@@ -137,19 +137,19 @@ async def tenant_of(engine: Engine, named: str) -> str:
     """Return the id of a tenant, given its id or its name."""
     if UUID_TEXT.match(named):
         return named.lower()
-    if (found := await find_tenant_named(engine, named)) is None:
+    if (tenant_id := await find_tenant_named(engine, named)) is None:
         raise errors.TenantNotFound(f"no tenant {named}; list_tenants shows all tenants, create_tenant makes one")
-    return found
+    return tenant_id
 
 
 async def find_tenants(engine: Engine, named: Iterable[str]) -> tuple[str, ...]:
     """Return the ids of stored tenants, given their ids or names; raises TenantNotFound, also for an unknown id."""
-    found = [await tenant_of(engine, name) for name in named]
-    known = {engine.settings.default_tenant_id, *(await engine.backend.tenants() if found else ())}
-    for name, tenant_id in zip(named, found, strict=True):
+    tenant_ids = [await tenant_of(engine, name) for name in named]
+    known = {engine.settings.default_tenant_id, *(await engine.backend.tenants() if tenant_ids else ())}
+    for name, tenant_id in zip(named, tenant_ids, strict=True):
         if tenant_id not in known:
             raise errors.TenantNotFound(f"no tenant {name} in this database; list_tenants shows all tenants")
-    return tuple(found)
+    return tuple(tenant_ids)
 
 
 async def find_tenant_named(engine: Engine, name: str) -> str | None:
@@ -158,11 +158,11 @@ async def find_tenant_named(engine: Engine, name: str) -> str | None:
         return engine.settings.default_tenant_id
     if (account := await engine.backend.record(likely := id_of_name(name), stored.Account)) and account.name == name:
         return likely
-    found = [id for id in await engine.backend.tenants()
-             if (account := await engine.backend.record(id, stored.Account)) and account.name == name]
-    if len(found) > 1:      # from before names were unique
-        raise errors.InvalidRequest(f"{len(found)} tenants have the name {name}: use an id, {' or '.join(found)}")
-    return found[0] if found else None
+    ids = [id for id in await engine.backend.tenants()
+           if (account := await engine.backend.record(id, stored.Account)) and account.name == name]
+    if len(ids) > 1:      # from before names were unique
+        raise errors.InvalidRequest(f"{len(ids)} tenants have the name {name}: use an id, {' or '.join(ids)}")
+    return ids[0] if ids else None
 
 
 def derive_tenant(settings: Settings, named: str) -> str:
@@ -205,8 +205,8 @@ async def list_tenants(engine: Engine, caller: Caller, ask: wire_admin.ListTenan
     For the operator.
     """
     require_operator(engine, caller)
-    found = [(id, await engine.backend.record(id, stored.Account)) for id in await engine.backend.tenants()]
-    return wire_admin.Tenants([as_tenant_record(engine.settings, id, account) for id, account in found])
+    accounts = [(id, await engine.backend.record(id, stored.Account)) for id in await engine.backend.tenants()]
+    return wire_admin.Tenants([as_tenant_record(engine.settings, id, account) for id, account in accounts])
 
 
 async def suspend_tenant(engine: Engine, caller: Caller, ask: wire_admin.SuspendTenant) -> wire_admin.TenantRecord:
@@ -259,8 +259,8 @@ async def get_limits(engine: Engine, caller: Caller, ask: wire_admin.GetLimits) 
         assert usage is not None
         limits.used = wire_admin.Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
         return limits
-    found: wire_admin.Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), wire.Ask())
-    return found
+    limits: wire_admin.Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), wire.Ask())
+    return limits
 
 
 def load_usage(needs: Needs, caller: Caller, ask: Any) -> None:
@@ -569,16 +569,16 @@ TOKENS_OF_LINE = ("token_id", "about_token")
 
 def concerns(line: stored.Audit, names: tuple[str, ...], id: str) -> bool:
     """Whether one of these members of a line is an id."""
-    said = msgspec.json.decode(line.body)
-    return id in [said.get(name) for name in names]
+    body = msgspec.json.decode(line.body)
+    return id in [body.get(name) for name in names]
 
 
 def as_audit_line(tenant_id: str, line: stored.Audit) -> wire_admin.AuditLine:
     """Show a line of the audit log, with the fields that spec 21.7.4 wants at the top level."""
-    said = msgspec.json.decode(line.body)
+    body = msgspec.json.decode(line.body)
     return wire_admin.AuditLine(
-        line.audit_id, line.number, tenant_id, to_utc(line.at), line.event, line.severity, said.get("principal_id"),
-        said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
+        line.audit_id, line.number, tenant_id, to_utc(line.at), line.event, line.severity, body.get("principal_id"),
+        body.get("ip"), body.get("user_agent"), body.get("reason"), Raw(line.body.encode()), line.hash)
 
 
 async def read_page(engine: Engine, caller: Caller, ask: Any, filters: tuple[Any, ...], tenant_id: str,

@@ -78,10 +78,10 @@ def current_visitor() -> dict[str, str | None]:
     return {"ip": scope.get("asyncgate.address"), "user_agent": agents[0][:200].decode("latin-1") if agents else None}
 
 
-def body_of_line(settings: Settings, said: dict[str, Any]) -> bytes:
+def body_of_line(settings: Settings, details: dict[str, Any]) -> bytes:
     """Encode the details of a line; secrets in the wrong place are masked."""
     redaction = redactor_of(tuple(settings.security.audit_logging.sensitive_fields))
-    return to_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
+    return to_canonical(redaction.tree({name: value for name, value in details.items() if value is not None}))
 
 
 @lru_cache(8)
@@ -100,14 +100,14 @@ def log_line(severity: wire_admin.Severity, event: str, tenant_id: str, body: by
 def changed_tasks(ask: Any, reply: Any) -> list[str]:
     """Return the tasks that an operation changed."""
     named = [getattr(reply, "task_id", None) or getattr(ask, "task_id", None)]
-    named += [one.task_id for one in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
+    named += [task.task_id for task in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
     return [task_id for task_id in named if isinstance(task_id, str) and task_id]
 
 
 # The chain.
 
 
-def add_line(work: Work, event: str, severity: wire_admin.Severity, said: bytes,
+def add_line(work: Work, event: str, severity: wire_admin.Severity, details: bytes,
              at: float | None = None) -> stored.Audit:
     """Add a line to the tenant's log; the batch must have loaded its `head`.
 
@@ -116,15 +116,15 @@ def add_line(work: Work, event: str, severity: wire_admin.Severity, said: bytes,
     head = work.find_record(stored.AuditHead) or stored.AuditHead(0, "")
     number = head.number + 1
     line = link_line(head, stored.Audit(
-        f"{number:012d}", number, work.now if at is None else at, event, severity, add_salt(said), ""))
+        f"{number:012d}", number, work.now if at is None else at, event, severity, add_salt(details), ""))
     work.add_audit(line)
     work.keep_record(stored.AuditHead(line.number, line.hash))
     return line
 
 
-def add_salt(said: bytes) -> str:
+def add_salt(details: bytes) -> str:
     """Add something random, so that the hash of a line confirms no guess of what an erasure has taken from it."""
-    return f'{said[:-1].decode()}{"," if said != b"{}" else ""}"{SALT}":"{make_salt()}"}}'
+    return f'{details[:-1].decode()}{"," if details != b"{}" else ""}"{SALT}":"{make_salt()}"}}'
 
 
 def link_line(head: stored.AuditHead, line: stored.Audit) -> stored.Audit:
@@ -366,14 +366,14 @@ class Auditor:
                 self.note(log_of, *EVENTS[no.code], place=place, reason=reason, message=message,
                           **(facts if log_of == tenant_id else {}))
 
-    def tally(self, caller: Caller, event: str, severity: wire_admin.Severity, **said: Any) -> None:
+    def tally(self, caller: Caller, event: str, severity: wire_admin.Severity, **details: Any) -> None:
         """Note the first of equal events; count further ones."""
-        key = (caller.tenant_id, event, find_use_id(caller), caller.principal, *said.items())
+        key = (caller.tenant_id, event, find_use_id(caller), caller.principal, *details.items())
         if (counted := self.counted.get(key)) is not None:
             counted.uses += 1
         elif len(self.counted) < MOST_COUNTED:
-            self.counted[key] = Counted(caller.tenant_id, event, severity, {**describe_caller(caller), **said})
-            self.note(caller.tenant_id, event, severity, **describe_caller(caller), **said)
+            self.counted[key] = Counted(caller.tenant_id, event, severity, {**describe_caller(caller), **details})
+            self.note(caller.tenant_id, event, severity, **describe_caller(caller), **details)
         else:       # too many different events: count the rest together
             rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
             rest.uses += 1
@@ -401,11 +401,11 @@ class Auditor:
     def _note_uses(self) -> None:
         """Note the operations of each key and token, without the address of the current request, which is unrelated."""
         uses, self.uses = self.uses, {}
-        for one in uses.values():
-            said = {**describe_caller(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
-                    "more_tasks": one.more or None}
-            event = "key_used" if one.caller.key_id is not None else "token_used"
-            self.note(one.caller.tenant_id, event, "info", **said)
+        for use in uses.values():
+            details = {**describe_caller(use.caller), "operations": use.operations, "tasks": list(use.tasks) or None,
+                       "more_tasks": use.more or None}
+            event = "key_used" if use.caller.key_id is not None else "token_used"
+            self.note(use.caller.tenant_id, event, "info", **details)
 
     def notice(self, tenant_id: str, kind: str, **details: Any) -> None:
         """Send the admins of a tenant a notice, at most once an hour for each kind."""
@@ -466,8 +466,8 @@ class Auditor:
 
     async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> bool:
         def write(work: Work) -> None:
-            for at, (event, severity, said) in lines:
-                add_line(work, event, severity, said, at)
+            for at, (event, severity, details) in lines:
+                add_line(work, event, severity, details, at)
 
         try:
             if self.enabled:
@@ -537,8 +537,8 @@ class Auditor:
         """Whether another tenant has an id; only tenants with the id's mark are searched."""
         backend = self.engine.backend
         if name == "key_id":
-            found = await backend.find_key(id)
-            return found is not None and found[0] != tenant_id
+            row = await backend.find_key(id)
+            return row is not None and row[0] != tenant_id
         for other in await self._candidates(id):
             if other != tenant_id and await self._has(other, name, id):
                 return True

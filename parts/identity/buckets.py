@@ -72,11 +72,11 @@ def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, pri
     limit, what = may.api_calls_per_hour, "api_calls"
     if heartbeat:
         limit, what = percent_of(limit, 100 * limiting.heartbeat_factor), "heartbeats"
-    found = [server, make_bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
+    buckets = [server, make_bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
     if principal:
         name = f"principal:{tenant_id}:{principal.kind}:{quote(principal.id, safe='@')}:{what}"
-        found.append(make_bucket("principal", name, percent_of(limit, limiting.principal_percent), HOUR))
-    return [*found, make_bucket("ip", f"{place}:api_calls", limiting.address_calls_per_minute, MINUTE)]
+        buckets.append(make_bucket("principal", name, percent_of(limit, limiting.principal_percent), HOUR))
+    return [*buckets, make_bucket("ip", f"{place}:api_calls", limiting.address_calls_per_minute, MINUTE)]
 
 
 def call_bucket(may: Tier, tenant_id: str) -> Bucket:

@@ -142,17 +142,17 @@ class Budgets(Extension):
         now = self.engine.backend.now()
         month = usage.begin_of_period("month", now)
         account = await self.engine.backend.record(tenant_id, stored.Account)
-        found = Spending(month, usage.end_of_period("month", now), now, read_budgets(account), month)
-        if not found.limits:
-            return found
+        spending = Spending(month, usage.end_of_period("month", now), now, read_budgets(account), month)
+        if not spending.limits:
+            return spending
         if old is not None and old.month == month and old.closed:
-            found.until, found.closed, found.told = old.until, old.closed, old.told
-        closed, open_ones = await usage.read_use(self.engine, tenant_id, found.until, longest=PERIOD_SECONDS)
-        found.closed = usage.sum_amounts(found.closed, *map(usage.amounts_of, closed))
-        found.until = max([found.until, *(one.ends for one in closed)])
-        found.used = usage.show_amounts(usage.sum_amounts(
-            found.closed, *(usage.amounts_of(one) for one in open_ones if one.begins >= month)))
-        return found
+            spending.until, spending.closed, spending.told = old.until, old.closed, old.told
+        closed, open_ones = await usage.read_use(self.engine, tenant_id, spending.until, longest=PERIOD_SECONDS)
+        spending.closed = usage.sum_amounts(spending.closed, *map(usage.amounts_of, closed))
+        spending.until = max([spending.until, *(event.ends for event in closed)])
+        spending.used = usage.show_amounts(usage.sum_amounts(
+            spending.closed, *(usage.amounts_of(event) for event in open_ones if event.begins >= month)))
+        return spending
 
     async def _tell(self, tenant_id: str, spending: Spending) -> None:
         """Tell the admins, once a month, of each budget that is used, or of which less than 20 % is left."""

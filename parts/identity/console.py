@@ -94,12 +94,12 @@ class ConsoleSessions:
     async def _find_end(self, caller: Caller, credential: str) -> float:
         """Return when a proven credential expires; infinity if it does not, or does not say."""
         if caller.key_id is not None:
-            found = await self.engine.backend.find_key(caller.key_id)
-            return float("inf") if found is None or found[2].expires_at is None else found[2].expires_at
+            row = await self.engine.backend.find_key(caller.key_id)
+            return float("inf") if row is None or row[2].expires_at is None else row[2].expires_at
         if caller.token is None:
             return float("inf")
-        said = credential.split(".")[1]
-        return msgspec.json.decode(decode(said), type=Expiring).exp
+        payload = credential.split(".")[1]
+        return msgspec.json.decode(decode(payload), type=Expiring).exp
 
     def _make_cipher(self, half: bytes) -> AESGCM:
         """Return the cipher of one session: whoever has both halves still needs the secret of the database."""
@@ -204,11 +204,11 @@ def require_own_page(scope: connection.Scope, public_origin: str) -> None:
     headers: connection.Headers = scope["headers"]
     host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1").lower()
     for name, value in headers:
-        said = value.decode("latin-1").lower()
-        if name == b"sec-fetch-site" and said != "same-origin":
+        text = value.decode("latin-1").lower()
+        if name == b"sec-fetch-site" and text != "same-origin":
             raise errors.Forbidden(
                 "a session of the console works only in the console of this gate, not in other pages")
-        if name == b"origin" and said not in (f"http://{host}", f"https://{host}", public_origin):
+        if name == b"origin" and text not in (f"http://{host}", f"https://{host}", public_origin):
             raise errors.Forbidden(
                 "a session of the console works only in the console of this gate, which is another Origin; "
                 "behind a proxy that changes Host, set public_url")
@@ -236,7 +236,7 @@ def set_cookie(scope: connection.Scope, name: str, value: str, seconds: int) -> 
 
 def list_values(scope: connection.Scope, name: str) -> Iterator[str]:
     """Yield the values of the cookies with a name."""
-    return (value for one, value in connection.list_cookies(scope["headers"]) if one == name)
+    return (value for cookie, value in connection.list_cookies(scope["headers"]) if cookie == name)
 
 
 def drop_oldest(scope: connection.Scope) -> connection.Headers:

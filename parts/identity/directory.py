@@ -49,10 +49,10 @@ class Directory:
 
 async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: wire_admin.Severity,
                           /,
-                          **said: Any) -> None:
+                          **details: Any) -> None:
     """Write a change of a row that is for another tenant into that tenant's audit log, too."""
     if tenant is None or tenant == engine.settings.default_tenant_id:
         return      # its line was written in the transaction of the change
     def note(work: Work) -> None:
-        audit_change(engine, work, event, severity, caller, **said)
+        audit_change(engine, work, event, severity, caller, **details)
     await write_audited(engine, caller, tenant, load_head, note)

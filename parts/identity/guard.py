@@ -453,8 +453,8 @@ class Guard(Extension):
         account = await self.accounts.of(reply.tenant)
         may = find_allowance(self.settings, account, self.engine.backend.now())
         buckets = task_bucket(may, reply.tenant), call_bucket(may, reply.tenant)
-        tasks, calls = [one.limit - (await self.limits.take([one], 0)).remaining if one.limit >= 0 else None
-                        for one in buckets]
+        tasks, calls = [bucket.limit - (await self.limits.take([bucket], 0)).remaining if bucket.limit >= 0 else None
+                        for bucket in buckets]
         used.tasks_this_hour, used.api_calls_this_hour = tasks, calls
 
     async def passing(self, scope: connection.Scope) -> errors.GateError | None:

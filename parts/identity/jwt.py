@@ -255,8 +255,8 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
     """Return the issuers that the settings name, with their keys; raises StartupError for unsafe ones."""
     jwt = settings.security.jwt
     named: list[tuple[str, Jwt | TrustedIssuer, list[RSAKey]]] = [
-        (one.issuer, one, [] if "://" in one.jwks else
-         [public_half(key) for key in require_key_file(one.jwks, "jwks")]) for one in jwt.issuers]
+        (issuer.issuer, issuer, [] if "://" in issuer.jwks else
+         [public_half(key) for key in require_key_file(issuer.jwks, "jwks")]) for issuer in jwt.issuers]
     # With OAuth the private key signs the gate's own tokens, whose issuer is public_url: see oauth/signing.py.
     without = replace(jwt, private_key_path="") if settings.security.oauth.enabled else jwt
     if without.private_key_path or jwt.public_key_path or jwt.jwks:
@@ -264,7 +264,7 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
         named.insert(0, (jwt.issuer, jwt, [
             public_half(key) for name, path in paths.items() if path and "://" not in path
             for key in require_key_file(path, name)]))
-    found = []
+    issuers = []
     for name, limits, fixed in named:
         if not limits.audience:
             where = "security.jwt.audience" if limits is jwt else f"audience of the issuer {name}"
@@ -272,9 +272,10 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
         url = limits.jwks if "://" in limits.jwks else ""
         http = http or (make_fetcher(settings) if url else None)
         keys = KeyRing(fixed, http if url else None, url, clock, changed)
-        found.append(Issuer(name, keys, frozenset(limits.audience), frozenset(limits.tenants), frozenset(limits.roles),
-                            frozenset(getattr(limits, "scopes", ())), limits.max_lifetime_days * DAY_SECONDS))
-    return found
+        issuers.append(Issuer(name, keys, frozenset(limits.audience), frozenset(limits.tenants),
+                              frozenset(limits.roles),
+                              frozenset(getattr(limits, "scopes", ())), limits.max_lifetime_days * DAY_SECONDS))
+    return issuers
 
 
 def key_id(token: str) -> str | None:

@@ -299,10 +299,10 @@ class IssuedKeys:
     async def still_good(self, key_id: str) -> bool:
         """Whether a key that was accepted is still valid."""
         if (entry := self.proven.get(key_id)) is None:      # dropped from the cache, or void
-            if (found := await self.store.find_key(key_id)) is None:
+            if (row := await self.store.find_key(key_id)) is None:
                 return False
-            entry = Proven(b"", found[2].version, self.clock())
-            entry.take(*found, self.clock())
+            entry = Proven(b"", row[2].version, self.clock())
+            entry.take(*row, self.clock())
         return await self._is_current(key_id, entry) and entry.begins <= self.clock() < entry.ends
 
     def forget(self, key_id: str) -> None:
@@ -347,15 +347,15 @@ class IssuedKeys:
     async def _prove_once(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         """Verify the secret, once for all concurrent calls with the same key."""
         now, since = self.clock(), self._failing_since(network_of(address), key_id)
-        found: Proven | None = None
+        proof: Proven | None = None
         if not 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
-            found = await self.proofs.join(digest, lambda: self._prove(key_id, secret, digest, address))
-        if found is None and since is not None:
+            proof = await self.proofs.join(digest, lambda: self._prove(key_id, secret, digest, address))
+        if proof is None and since is not None:
             await self._delay()
             raise errors.RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES,
                                            window="1m",
                                            retry_after=max(1, ceil(since + FAILURES_SECONDS - self.clock())))
-        return found
+        return proof
 
     async def _delay(self) -> None:
         """Delay a caller that tries key after key, so that a flood does not slow others down (threat A10)."""
@@ -367,11 +367,11 @@ class IssuedKeys:
                 self.delayed -= 1
 
     async def _prove(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
-        where, found = network_of(address), await self.store.find_key(key_id)
-        if found is None:   # no Argon2 to hide that: ids are not secret, and a flood would use up the CPU
+        where, row = network_of(address), await self.store.find_key(key_id)
+        if row is None:   # no Argon2 to hide that: ids are not secret, and a flood would use up the CPU
             self._refuse(digest, where)
             return None
-        key = found[2]
+        key = row[2]
         if not await self._proves(key, secret, address):
             self._refuse(digest, where, key_id)
             return None
@@ -426,11 +426,11 @@ class IssuedKeys:
         entry.stale = True
         while entry.stale:      # `forget` came during the query, so the row may be from before the change
             entry.stale, began = False, self.clock()
-            found = await self.store.find_key(key_id)
-        if found is None or found[2].version != entry.version:
+            row = await self.store.find_key(key_id)
+        if row is None or row[2].version != entry.version:
             return self._drop(key_id, entry)
-        entry.take(*found, began)
-        self._note(entry, found[0], found[2])
+        entry.take(*row, began)
+        self._note(entry, row[0], row[2])
 
     def _drop(self, key_id: str, entry: Proven) -> None:
         entry.void = True

@@ -116,7 +116,7 @@ class Closer:
         written, more = 0, True
         while more:
             head = await self.engine.backend.record(tenant_id, stored.UsageHead)
-            meters = [one async for one in read_rows(self.engine, tenant_id, stored.Meter) if begin_of(one) < until]
+            meters = [row async for row in read_rows(self.engine, tenant_id, stored.Meter) if begin_of(row) < until]
             if not meters and (head is None or not is_used(head) or head.until >= floor_to(until, DAY_SECONDS)):
                 break
             done, more = await self.close_meters(tenant_id, [stored.key_of(meter) for meter in meters], until)
@@ -166,8 +166,8 @@ class Book:
         self.tenant_id, self.written, self.taken = tenant_id, 0, list[stored.Meter]()
         self.head = head or stored.UsageHead(min(map(begin_of, meters)))
         self.by_period: defaultdict[int, list[stored.Meter]] = defaultdict(list)
-        for one in meters:      # a late one belongs to the first time that has no event yet
-            self.by_period[max(begin_of(one), self.head.until)].append(one)
+        for meter in meters:      # a late one belongs to the first time that has no event yet
+            self.by_period[max(begin_of(meter), self.head.until)].append(meter)
 
     def close(self, until: int, idle_until: int, now: float = inf) -> Iterator[stored.UsageEvent]:
         """Yield an event for each five minutes that have meters, and the even times before and between them.
@@ -195,21 +195,22 @@ class Book:
         head, begins = self.head, self.head.until
         self.written += 1
         self.head = stored.UsageHead(
-            ends, head.leases + sum(one.leases for one in meters),
-            head.receipt_bytes + sum(one.receipt_bytes for one in meters),
-            head.payload_bytes + sum(one.payload_bytes for one in meters))
+            ends, head.leases + sum(meter.leases for meter in meters),
+            head.receipt_bytes + sum(meter.receipt_bytes for meter in meters),
+            head.payload_bytes + sum(meter.payload_bytes for meter in meters))
         length = ends - begins
         lease_ms, receipts, payloads = head.leases * length * 1000, head.receipt_bytes * length, (
             head.payload_bytes * length)
-        for one in meters:
-            left = ends - begin_of(one)
-            lease_ms += one.leases * left * 1000 - one.lease_ms
-            receipts += one.receipt_bytes * left - one.receipt_moments
-            payloads += one.payload_bytes * left - one.payload_moments
+        for meter in meters:
+            left = ends - begin_of(meter)
+            lease_ms += meter.leases * left * 1000 - meter.lease_ms
+            receipts += meter.receipt_bytes * left - meter.receipt_moments
+            payloads += meter.payload_bytes * left - meter.payload_moments
         return stored.UsageEvent(
             write_period(begins // PERIOD_SECONDS), derive_event_id(self.tenant_id, begins, ends), begins, ends,
-            sum(one.tasks for one in meters), lease_ms, receipts, payloads,
-            sum(one.reads for one in meters), sum(one.writes for one in meters), sum(one.heartbeats for one in meters))
+            sum(meter.tasks for meter in meters), lease_ms, receipts, payloads,
+            sum(meter.reads for meter in meters), sum(meter.writes for meter in meters), sum(meter.heartbeats
+                                                                                             for meter in meters))
 
 
 def derive_event_id(tenant_id: str, begins: int, ends: int) -> str:

@@ -49,19 +49,19 @@ ADVICE = {
 
 async def list_admins(engine: Engine, tenant_id: str) -> list[wire.Principal]:
     """Return the principals of the tenant's valid admin keys, and its admins who have signed in."""
-    found: dict[tuple[str, str], wire.Principal] = {}
+    admins: dict[tuple[str, str], wire.Principal] = {}
     now = engine.backend.now()
     async for key in read_rows(engine, tenant_id, stored.Key):
         if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
-            found[key.principal_kind, key.principal_id] = wire.Principal(key.principal_kind, key.principal_id)
-        if len(found) >= MOST_ADMINS:
+            admins[key.principal_kind, key.principal_id] = wire.Principal(key.principal_kind, key.principal_id)
+        if len(admins) >= MOST_ADMINS:
             break
     async for user in read_rows(engine, engine.settings.default_tenant_id, stored_oauth.User):
-        if len(found) >= MOST_ADMINS:
+        if len(admins) >= MOST_ADMINS:
             break
         if (user.role, user.tenant, user.disabled_at) == ("admin", tenant_id, None) and user.last_seen_at is not None:
-            found[user.principal_kind, user.principal_id] = user.principal
-    return list(found.values())
+            admins[user.principal_kind, user.principal_id] = user.principal
+    return list(admins.values())
 
 
 async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = "") -> AsyncIterator[R]:
@@ -82,8 +82,8 @@ async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = 
 def tell_admins(engine: Engine, work: Work, whom: list[wire.Principal], kind: str, once: str | None = None,
                 **details: Any) -> None:
     """Write a notice to each admin; each notice is one receipt, and of those about the same `once` there is one."""
-    said = {name: value for name, value in details.items() if value is not None}
-    body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
+    facts = {name: value for name, value in details.items() if value is not None}
+    body = {"kind": kind, "details": facts, "recommended_action": ADVICE[kind]}
     for admin in whom:      # each with a mark of its own: receipts with equal marks are one receipt
         mark = f"{kind} {work.new_id()}" if once is None else mark_once(kind, once, admin)
         engine.write_receipt(work, ANOMALY, None, body, to=admin, discriminator=mark)

@@ -41,9 +41,9 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: wire.Ask
     owner = await owner_of_result(auditor.engine, op, caller.tenant_id, me, ask, reply)
     if owner is not None and not owner.same(me):
         ids = ("task_id", "receipt_id", "parent_receipt_id")
-        said = {name: given for name in ids if (given := getattr(ask, name, None))}
+        facts = {name: given for name in ids if (given := getattr(ask, name, None))}
         event = "admin_operation" if op.kind == "W" else "admin_read"
-        auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **said)
+        auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **facts)
     elif ask.lists and caller.bound:
         of = owner_of_list(ask) or (caller.principal if ask.lists == "own" else None)
         if of is None or not queries.wanted_is(of, me):
@@ -84,8 +84,8 @@ async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: wir
     if ask.needed in OF_A_RECEIPT:
         receipt = await engine.backend.receipt(tenant_id, getattr(ask, ask.needed[0]))
         return None if receipt is None or me.same(receipt.to) or me.same(receipt.sender) else receipt.to
-    if ask.needed == A_TASK and (found := await engine.backend.task(tenant_id, ask.task_id)):
-        return None if found[1] and found[1].worker.same(me) else found[0].owner
+    if ask.needed == A_TASK and (snapshot := await engine.backend.task(tenant_id, ask.task_id)):
+        return None if snapshot[1] and snapshot[1].worker.same(me) else snapshot[0].owner
     return None
 
 

@@ -12,8 +12,8 @@ from asyncgate.parts.model.settings import Settings
 
 def ways(settings: Settings) -> list[WayIn]:
     """Return the kinds of credential that the settings allow."""
-    found: list[WayIn] = [SharedToken(settings)] if settings.api_key else []
-    return [*found, InsecureDev(settings)] if settings.allow_insecure_dev else found
+    ways_in: list[WayIn] = [SharedToken(settings)] if settings.api_key else []
+    return [*ways_in, InsecureDev(settings)] if settings.allow_insecure_dev else ways_in
 
 
 class SharedToken:

@@ -77,7 +77,7 @@ class SigningKeys:
 
     def public_keys(self) -> list[RSAKey]:
         """Return the keys that verify now, the current one first."""
-        return [one.public for one in self.in_force()]
+        return [key.public for key in self.in_force()]
 
     def secret(self, purpose: str) -> bytes:
         """Return 32 secret bytes for one purpose, the same in every gate with the same signing key."""
@@ -94,7 +94,7 @@ class SigningKeys:
     def in_force(self) -> list[SigningKey]:
         """Return the keys that sign or verify now, the current one first."""
         self.freshen()
-        return [one for one in self.known if is_in_force(one, self.now())]
+        return [key for key in self.known if is_in_force(key, self.now())]
 
     async def find(self, kid: str | None) -> RSAKey:
         """Return the key that a token names; raises Flaw for an unknown one.
@@ -110,7 +110,7 @@ class SigningKeys:
         return key
 
     def _find_known(self, kid: str | None) -> RSAKey | None:
-        return next((one.public for one in self.in_force() if one.key.kid == kid), None)
+        return next((key.public for key in self.in_force() if key.key.kid == kid), None)
 
     def freshen(self) -> None:
         """Look for changed files, if the last look is too old."""
@@ -154,8 +154,8 @@ def stamp_files(path: str) -> list[tuple[int, int, int] | None]:
     stamps: list[tuple[int, int, int] | None] = []
     for name in (path, name_retired(path)):
         try:
-            found = os.stat(name)
-            stamps.append((found.st_ino, found.st_ctime_ns, found.st_size))     # a chmod changes the ctime alone
+            stat = os.stat(name)
+            stamps.append((stat.st_ino, stat.st_ctime_ns, stat.st_size))     # a chmod changes the ctime alone
         except OSError:
             stamps.append(None)
     return stamps
@@ -165,7 +165,7 @@ def read_signing_keys(path: str) -> list[SigningKey]:
     """Read both files: the current key first, then the retired ones, the youngest first."""
     [key] = read_key_file(path, "private_key_path")
     retired = [one for one in read_retired(path) if one.key.kid != key.kid]     # a rotation may just be under way
-    return [SigningKey(key, public_half(key), os.stat(path).st_mtime), *sorted(retired, key=lambda one: -one.since)]
+    return [SigningKey(key, public_half(key), os.stat(path).st_mtime), *sorted(retired, key=lambda key: -key.since)]
 
 
 def read_retired(path: str) -> list[SigningKey]:
@@ -212,8 +212,8 @@ def rotate_key_file(path: str, now: float, overlap_seconds: float = OVERLAP_DAYS
         current, *retired = read_signing_keys(path)
         kept = [SigningKey(current.public, current.public, current.since, now + overlap_seconds), *retired]
         with replacing(name_retired(path), 0o644, owner) as list_retired:
-            entries = [{**describe_key(one.key), "iat": one.since, "exp": one.until} for one in kept
-                       if is_in_force(one, now)]
+            entries = [{**describe_key(key.key), "iat": key.since, "exp": key.until} for key in kept
+                       if is_in_force(key, now)]
             list_retired(encode_json({"keys": entries}))
         write(generate_pem(bits).encode())
     return read_signing_keys(path)[0]

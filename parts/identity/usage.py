@@ -55,9 +55,9 @@ async def choose_tenants(engine: Engine, caller: Caller, ask: wire_usage.GetUsag
     if ask.tenant is not None:
         raise errors.InvalidRequest("say tenant for one tenant, or all_tenants for all, but not both")
     after = engine.open_cursor(caller, ask.cursor, "usage") or ""
-    found = [tenant_id for tenant_id in sorted(await engine.backend.tenants()) if tenant_id > after]
+    tenant_ids = [tenant_id for tenant_id in sorted(await engine.backend.tenants()) if tenant_id > after]
     limit = engine.limit_page(ask.limit)
-    return found[:limit], [*engine.seal_cursors(caller, found[:limit + 1], limit, ask.cursor, "usage")]
+    return tenant_ids[:limit], [*engine.seal_cursors(caller, tenant_ids[:limit + 1], limit, ask.cursor, "usage")]
 
 
 async def read_use(engine: Engine, tenant_id: str, since: int,
@@ -69,15 +69,15 @@ async def read_use(engine: Engine, tenant_id: str, since: int,
     after = write_period(max(since - longest, 0) // PERIOD_SECONDS)
     for _ in range(MOST_LOOKS):
         head = await engine.backend.record(tenant_id, stored.UsageHead)
-        meters = [one async for one in read_rows(engine, tenant_id, stored.Meter)]
-        found = [one async for one in read_rows(engine, tenant_id, stored.UsageEvent, after) if one.ends > since]
+        meters = [row async for row in read_rows(engine, tenant_id, stored.Meter)]
+        events = [row async for row in read_rows(engine, tenant_id, stored.UsageEvent, after) if row.ends > since]
         if head == await engine.backend.record(tenant_id, stored.UsageHead):
             break
     if head is None and not meters:
-        return found, []
+        return events, []
     now = int(engine.backend.now())
     book = Book(tenant_id, head, meters)
-    return found, [*book.close(now + PERIOD_SECONDS, now, now)]
+    return events, [*book.close(now + PERIOD_SECONDS, now, now)]
 
 
 def sum_up(tenant_id: str, period: str, since: int, until: int,

@@ -75,8 +75,8 @@ class Metrics(Extension):
             no.counted = True
             numbers.refusals[operation, no.code] += 1
         if (tasks := CLAIMS.get(operation)) is not None:
-            found = getattr(reply, tasks) if tasks and reply is not None else reply
-            result = "refused" if no else "leased" if found else "empty"
+            offers = getattr(reply, tasks) if tasks and reply is not None else reply
+            result = "refused" if no else "leased" if offers else "empty"
             numbers.claims[result,] += 1
             numbers.claim_durations[result,].add(seconds)
 

@@ -28,11 +28,11 @@ class Buckets:
 
     def cumulate(self) -> list[tuple[str, float]]:
         """Return how many values each bound has below it, as Prometheus wants them."""
-        below, found = 0, list[tuple[str, float]]()
+        below, buckets = 0, list[tuple[str, float]]()
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             below += count
-            found.append((bound, below))
-        return found
+            buckets.append((bound, below))
+        return buckets
 
 
 Histograms = defaultdict[tuple[str, ...], Buckets]

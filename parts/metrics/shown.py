@@ -51,8 +51,8 @@ class Family(Struct, frozen=True):
 def counted(name: str) -> Callable[[Sources], Values]:
     """Return what reads one member of `Numbers`."""
     def read(sources: Sources) -> Values:
-        found: Values = getattr(sources.metrics.numbers, name)
-        return dict(found)
+        values: Values = getattr(sources.metrics.numbers, name)
+        return dict(values)
     return read
 
 
@@ -107,23 +107,23 @@ def find_oldest_age(sources: Sources) -> Values:
 def count_in_queues(sources: Sources) -> Values:
     """Return how many tasks the queues of each type had at the last look; a type that was ever counted has a line."""
     names = sources.metrics.numbers.types
-    found: dict[tuple[str, ...], float] = defaultdict(float)
+    counts: dict[tuple[str, ...], float] = defaultdict(float)
     for depth in sources.metrics.depths:
         for state, count in (("queued", depth.queued), ("held", depth.held), ("leased", depth.leased)):
-            found[*names.label(depth.type), state] += count
+            counts[*names.label(depth.type), state] += count
     for name in names.known:
-        found[name, "queued"] += 0
-    return found
+        counts[name, "queued"] += 0
+    return counts
 
 
 def find_oldest_waits(sources: Sources) -> Values:
     """Return how long the oldest claimable task of each type waits; 0 if none does."""
     names, now = sources.metrics.numbers.types, sources.engine.backend.now()
-    found: dict[tuple[str, ...], float] = {(name,): 0.0 for name in names.known}
+    waits: dict[tuple[str, ...], float] = {(name,): 0.0 for name in names.known}
     for depth in sources.metrics.depths:
         label = names.label(depth.type)
-        found[label] = max(found.get(label, 0.0), now - depth.oldest_at if depth.oldest_at is not None else 0.0)
-    return found
+        waits[label] = max(waits.get(label, 0.0), now - depth.oldest_at if depth.oldest_at is not None else 0.0)
+    return waits
 
 
 def one(number: Callable[[Sources], float]) -> Callable[[Sources], Values]:

@@ -133,9 +133,9 @@ def stored(table: str, purpose: str, how_long: str, ended_by: str, *, key: str =
 def list_columns(kind: type[Struct]) -> list[Column]:
     """Return the fields of a kind, but those that other tables store."""
     defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
-    found = [read_column(name, read_hint(kind.__module__, kind.__annotations__[name]), defaults.get(name))
-             for name in kind.__struct_fields__]
-    return [column for column in found if column.form is not Form.ELSEWHERE]
+    columns = [read_column(name, read_hint(kind.__module__, kind.__annotations__[name]), defaults.get(name))
+               for name in kind.__struct_fields__]
+    return [column for column in columns if column.form is not Form.ELSEWHERE]
 
 
 @cache
@@ -153,7 +153,7 @@ def read_column(name: str, hint: Any, default: Any) -> Column:
             marks += hint.__metadata__
             hint = hint.__origin__
         else:
-            optional, (hint, *_) = True, [one for one in get_args(hint) if one is not type(None)]
+            optional, (hint, *_) = True, [part for part in get_args(hint) if part is not type(None)]
     kind = hint if hint in (bool, int, float) else str
     form = next((mark for mark in marks if isinstance(mark, Form)), None)
     silent = hint is not str or form is Form.ID     # a number, a word of a list, an id

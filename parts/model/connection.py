@@ -92,8 +92,8 @@ def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trus
     address, trusted = _read(peer), _networks(trusted_proxies)
     if address is None or not _within(address, trusted):
         return _show(peer)
-    said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
-    for hop in reversed(said.split(",")):
+    header = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
+    for hop in reversed(header.split(",")):
         if (before := _read(hop.strip())) is None:
             break       # the proxy did not know its client; the proxy's own address stands
         address = before
@@ -115,10 +115,10 @@ def group_address(address: str) -> str:
 
 @lru_cache(4096)
 def _group_short(address: str) -> str:
-    found = _read(address)
-    if isinstance(found, IPv6Address):
-        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
-    return str(found) if found else quote(address, safe="") or "unknown"
+    ip = _read(address)
+    if isinstance(ip, IPv6Address):
+        return f"{IPv6Address(int(ip) >> 64 << 64)}/64"
+    return str(ip) if ip else quote(address, safe="") or "unknown"
 
 
 def _read(text: str) -> Address | None:
@@ -143,10 +143,10 @@ def _read_short(text: str) -> Address | None:
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     try:
-        found = ip_address(text.partition("%")[0])
+        ip = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+    return (ip.ipv4_mapped if isinstance(ip, IPv6Address) else None) or ip
 
 
 @lru_cache(8)
@@ -160,5 +160,5 @@ def _within(address: Address, networks: tuple[IPv4Network | IPv6Network, ...]) -
 
 def is_https_by_proxy(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
     """Whether a trusted proxy says that its client used HTTPS; the first of several proxies decides."""
-    said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
-    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and is_from_proxy(scope, trusted_proxies)
+    protocols = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
+    return next(protocols, b"").partition(b",")[0].strip().lower() == b"https" and is_from_proxy(scope, trusted_proxies)

@@ -86,8 +86,8 @@ def is_proof(proof: Mapping[str, Any] | None) -> bool:
 
 def find_location(artifacts: list[Any], proof: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what locates a result (PH.3): artifacts if one of them points somewhere, and a proof of delivery."""
-    found = {"artifacts": artifacts} if any(map(points_somewhere, artifacts)) else {}
-    return {**found, "delivery_proof": proof} if is_proof(proof) else found
+    location = {"artifacts": artifacts} if any(map(points_somewhere, artifacts)) else {}
+    return {**location, "delivery_proof": proof} if is_proof(proof) else location
 
 
 def check_size(text: bytes, most: int, what: str) -> None:

@@ -34,12 +34,12 @@ def count_moves(before: Mapping[str, stored.Task], *after: Mapping[str, stored.T
         was, now = place_of(before.get(task.task_id)), place_of(task)
         if was == now:
             continue
-        if (found := moved.get(task.lane)) is None:
-            found = moved[task.lane] = (task, [0, 0, 0])
+        if (entry := moved.get(task.lane)) is None:
+            entry = moved[task.lane] = (task, [0, 0, 0])
         if was is not None:
-            found[1][was] -= 1
+            entry[1][was] -= 1
         if now is not None:
-            found[1][now] += 1
+            entry[1][now] += 1
     return [(lane, task.type, write_capabilities(task), counts[0], counts[1], counts[2])
             for lane, (task, counts) in sorted(moved.items()) if any(counts)]
 
@@ -131,8 +131,8 @@ def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: in
                         receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
 
 
-def add_meters(one: stored.Meter | None, other: stored.Meter) -> stored.Meter:
+def add_meters(meter: stored.Meter | None, other: stored.Meter) -> stored.Meter:
     """Return the sum of two meters with the same key."""
-    if one is None:
+    if meter is None:
         return other
-    return stored.Meter(*astuple(other)[:2], *map(add, astuple(one)[2:], astuple(other)[2:]))
+    return stored.Meter(*astuple(other)[:2], *map(add, astuple(meter)[2:], astuple(other)[2:]))

@@ -15,10 +15,10 @@ LONGEST_SECONDS = 100 * 365 * DAY_SECONDS
 
 def parse_seconds(text: str) -> float | None:
     """Return the seconds of a text with units; None if the text has another form."""
-    said = text.strip().lower()
-    if not said or PARTS.sub("", said):
+    phrase = text.strip().lower()
+    if not phrase or PARTS.sub("", phrase):
         return None
-    return sum(float(number) * UNIT_SECONDS[unit] for number, unit in PARTS.findall(said))
+    return sum(float(number) * UNIT_SECONDS[unit] for number, unit in PARTS.findall(phrase))
 
 
 def parse_duration(text: str, unit_seconds: float = 1.0) -> float:
@@ -37,5 +37,5 @@ def parse_moment(text: str, now: datetime) -> datetime:
         if seconds > LONGEST_SECONDS:
             raise ValueError(f"{text} from now is too far away")
         return now + timedelta(seconds=seconds)
-    said = datetime.fromisoformat(text.strip())
-    return said if said.tzinfo else said.replace(tzinfo=UTC)
+    moment = datetime.fromisoformat(text.strip())
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

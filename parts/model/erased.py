@@ -40,8 +40,8 @@ def write_note(erasure_id: str, sealed: str) -> str:
 
 def read_note(content: str) -> Note | None:
     """Return the note that stands in place of a receipt's body; None for a body."""
-    found = NOTE.match(content) if content.startswith('{"erased":"') else None
-    return None if found is None else Note(found[1], found[2])
+    match = NOTE.match(content) if content.startswith('{"erased":"') else None
+    return None if match is None else Note(match[1], match[2])
 
 
 def is_erased_line(line: stored.Audit) -> bool:

@@ -44,7 +44,7 @@ def alarm(seen: str, cure: str) -> Finding:
 
 def worst_of(findings: list[Finding]) -> Gravity:
     """Return the worst severity among findings."""
-    return max((one.severity for one in findings), key=GRAVITIES.index, default="ok")
+    return max((finding.severity for finding in findings), key=GRAVITIES.index, default="ok")
 
 
 class ExamineGate(wire.Ask, kw_only=True):

@@ -72,9 +72,9 @@ def check_names(named: Iterable[tuple[str, Any]]) -> None:
             told |= {path: IMPLIED[name] for path in given if (name := path.rpartition(".")[2]) in IMPLIED
                      and not (name == "worker_id" and path[:-2] + "kind" in given)}
         if len(set(told.values())) > 1:
-            said = " and ".join(f"{path} says {value}" for path, value in told.items())
+            conflict = " and ".join(f"{path} says {value}" for path, value in told.items())
             raise errors.InvalidRequest(
-                f"{said}: a request names one principal, and one session of it; leave the others out")
+                f"{conflict}: a request names one principal, and one session of it; leave the others out")
 
 
 def spread_creators(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -150,7 +150,7 @@ class Reader(Generic[K]):
     def _has_more_members(self, ask: K) -> bool:
         """Whether an open member of a request, or of an item, has members that the gate does not know."""
         asks = getattr(ask, self._batch[0]) if self._batch else [ask]
-        return any(has_more_members(name, getattr(one, name)) for name in self._open for one in asks)
+        return any(has_more_members(name, getattr(request, name)) for name in self._open for request in asks)
 
     def _check_names(self, body: bytes | Raw) -> None:
         """Refuse a very long list of names before each name is checked."""
@@ -171,9 +171,9 @@ class Reader(Generic[K]):
         except msgspec.ValidationError:
             if not (IDENTITY_MEMBERS & query.keys()).issubset(self.takes.__struct_fields__):
                 check_names(query.items())
-            said = {name: Raw(b"null") for name in query}
+            members = {name: Raw(b"null") for name in query}
             return self._settle(lambda: msgspec.convert(query, self.takes, strict=False),
-                                tuple(islice(find_unknown_members(self.takes, said), MOST_TOLD)), self.rule(setting))
+                                tuple(islice(find_unknown_members(self.takes, members), MOST_TOLD)), self.rule(setting))
 
     def beside(self, query: dict[str, str], setting: Rule, named: str = "") -> tuple[str, ...]:
         """Name the unknown members of a query beside a body; refuse them if that is the rule."""
@@ -236,8 +236,8 @@ class Reader(Generic[K]):
 
 def describe_problem(wrong: Exception, kind: type[Struct], body: bytes = b"") -> str:
     """Say why a request of a type is invalid, and which words it may have; without the regular expression for names."""
-    if found := find_no_number(wrong, body):
-        return found
+    if flaw := find_no_number(wrong, body):
+        return flaw
     if (place := NO_CHOICE.match(str(wrong))) and (choices := list_choices(kind, place[1])):
         return f"{wrong}: one of {', '.join(choices)}"
     return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a leading blank")
@@ -247,8 +247,8 @@ def list_choices(kind: type[Struct], path: str) -> list[str]:
     """Return the words that the member at a path may be; an empty list if it may be another text, too."""
     holder: type[Struct] | None = kind
     *above, name = [part.split("[")[0] for part in path.split(".")]
-    for one in above:
-        holder = find_struct(get_type_hints(holder).get(one)) if holder else None
+    for member in above:
+        holder = find_struct(get_type_hints(holder).get(member)) if holder else None
     return list_words(get_type_hints(holder).get(name)) if holder else []
 
 
@@ -260,8 +260,8 @@ def list_words(hint: Any) -> list[str]:
 def find_no_number(wrong: Exception, body: bytes) -> str:
     """Say which NaN or infinity makes a body invalid JSON; return an empty text if it is invalid for another reason."""
     place = BAD_BYTE.search(str(wrong))
-    found = NO_NUMBER.match(body, int(place[1])) if place else None
-    return f"{found[0].decode()} at byte {found.start()}: JSON has no such number" if found else ""
+    match = NO_NUMBER.match(body, int(place[1])) if place else None
+    return f"{match[0].decode()} at byte {match.start()}: JSON has no such number" if match else ""
 
 
 def read_member(name: str, text: str, hint: Any) -> Any:
@@ -306,9 +306,9 @@ def forbid_unknown_members(kind: type[Struct]) -> Any:
     """Make the type that forbids unknown members, also in nested objects."""
     hints = get_type_hints(kind, include_extras=True)
     narrowed = []
-    for one in msgspec.structs.fields(kind):
-        if (hint := narrow_type(hints[one.name])) is not hints[one.name]:
-            narrowed.append((one.name, hint) if one.default is NODEFAULT else (one.name, hint, one.default))
+    for field in msgspec.structs.fields(kind):
+        if (hint := narrow_type(hints[field.name])) is not hints[field.name]:
+            narrowed.append((field.name, hint) if field.default is NODEFAULT else (field.name, hint, field.default))
     return msgspec.defstruct(kind.__name__, narrowed, bases=(kind,), kw_only=True, forbid_unknown_fields=True,
                              module=kind.__module__)
 
@@ -373,8 +373,8 @@ def find_open_decoder(name: str) -> Callable[[Raw], Any]:
 @cache
 def structs_of(kind: type[Struct]) -> dict[str, type[Struct]]:
     """Return the members of a type that hold Structs, except the items of a batch."""
-    return {name: found for name, hint in get_type_hints(kind).items()
-            if name not in BATCHES and (found := find_struct(hint)) is not None}
+    return {name: struct for name, hint in get_type_hints(kind).items()
+            if name not in BATCHES and (struct := find_struct(hint)) is not None}
 
 
 def find_struct(hint: Any) -> type[Struct] | None:
@@ -405,9 +405,9 @@ def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
     if first == b"{":
         yield "", _members(value)
     elif first == b"[":
-        for number, one in enumerate(msgspec.json.decode(value, type=list[Raw])):
-            if bytes(one).lstrip()[:1] == b"{":
-                yield f"[{number}]", _members(one)
+        for number, raw in enumerate(msgspec.json.decode(value, type=list[Raw])):
+            if bytes(raw).lstrip()[:1] == b"{":
+                yield f"[{number}]", _members(raw)
 
 
 def describe_unknown_member(name: str, known: tuple[str, ...], path: str = "") -> str:

@@ -67,12 +67,12 @@ def read_whole_principal(text: str, name: str) -> tuple[str | None, str]:
     """Read a principal with its kind; a text of another form is an id."""
     if text.startswith("{"):
         try:
-            said = msgspec.json.decode(text, type=wire.CreatedBy)
+            principal = msgspec.json.decode(text, type=wire.CreatedBy)
         except msgspec.DecodeError as wrong:
             raise errors.InvalidRequest(f"{name}: {wrong}") from None
-        if not (id := said.principal_id or said.id):
+        if not (id := principal.principal_id or principal.id):
             raise make_half_name_error(name, "principal_id")
-        return said.principal_kind or said.kind, id
+        return principal.principal_kind or principal.kind, id
     kind, _, id = text.partition(":")
     return (kind, id) if kind in get_args(wire.Kind) and id else (None, text)
 

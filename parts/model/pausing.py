@@ -53,4 +53,4 @@ def find_pauses(row: stored.Pauses | None, now: float) -> tuple[Pause, ...]:
     """Return the pauses that have not ended, in the order in which they began."""
     if row is None:
         return ()
-    return tuple([one for one in decode_pauses(row.listed) if one.until is None or one.until > now])
+    return tuple([pause for pause in decode_pauses(row.listed) if pause.until is None or pause.until > now])

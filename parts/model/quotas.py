@@ -30,8 +30,8 @@ def find_allowance(settings: Settings, account: stored.Account | None, now: floa
     """Return a tenant's limits; an exempt tenant has none (spec 21.4.5)."""
     if is_exempt(account, now):
         return Tier()
-    found: Tier = getattr(settings.rate_limits, f"{tier_of(settings, account)}_tier")
-    return found if account is None else apply_stricter_limits(found, account, now)
+    tier: Tier = getattr(settings.rate_limits, f"{tier_of(settings, account)}_tier")
+    return tier if account is None else apply_stricter_limits(tier, account, now)
 
 
 def is_exempt(account: stored.Account | None, now: float) -> bool:

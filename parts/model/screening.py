@@ -206,10 +206,10 @@ def find_mark(value: Any, path: str = "") -> errors.GateError | None:
         return describe_spoilt(value.partition("\0")[2][:1], path) if "\0" in value else None
     named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, held in named:
-        found = find_mark(name, path and f"{path}, name of a member") or find_mark(
+        refusal = find_mark(name, path and f"{path}, name of a member") or find_mark(
             held, f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}")
-        if found:
-            return found
+        if refusal:
+            return refusal
     return None
 
 

@@ -371,9 +371,9 @@ class EscalationSettings(Group, frozen=True):
 
     def target(self, tenant_id: str, escalation_class: int) -> EscalationTarget | None:
         """Return the target of a class; a target for one tenant overrides a target for all."""
-        fit = [one for one in self.targets if one.escalation_class == escalation_class
-               and one.tenant_id in ("", tenant_id)]
-        return max(fit, key=lambda one: len(one.tenant_id), default=None)
+        fit = [target for target in self.targets if target.escalation_class == escalation_class
+               and target.tenant_id in ("", tenant_id)]
+        return max(fit, key=lambda target: len(target.tenant_id), default=None)
 
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -557,11 +557,11 @@ def load_settings(
     spelled: dict[str, str] = {}
     path, flagged = config or environ.get("ASYNCGATE_CONFIG"), ((name, flags[name], f"flag --{name}") for name in flags)
     in_file = read_settings_file(path, environ) if path else ()
-    for spelling, said, origin in chain(in_file, read_environment(environ), flagged):
+    for spelling, raw, origin in chain(in_file, read_environment(environ), flagged):
         name = SPEC_NAMES.get(spelling, spelling)
         if name not in known:
             raise make_unknown_setting_error(name, origin)
-        value = convert_value(msgspec.structs.replace(known[name], name=spelling), said, origin)
+        value = convert_value(msgspec.structs.replace(known[name], name=spelling), raw, origin)
         if origins[name].split()[0] == origin.split()[0] and values[name] != value:
             twice = f"{spelled[name]} ({origins[name]}) and {spelling} ({origin})"
             raise SettingsError(f"{name}: given twice, and differently: {twice}; keep one of them")
@@ -580,16 +580,17 @@ def allow_slow_reads(settings: Settings) -> Settings:
 def list_values(configured: Configured) -> list[tuple[str, str, str]]:
     """List every setting with its value, secrets masked, and its origin."""
     value = {setting.name: attrgetter(setting.name)(configured.settings) for setting in list_settings(Settings)}
-    return [(one.name, format_value(one, value[one.name]), configured.origins[one.name])
-            for one in list_settings(Settings)]
+    return [(setting.name, format_value(setting, value[setting.name]), configured.origins[setting.name])
+            for setting in list_settings(Settings)]
 
 
 def list_idle(configured: Configured) -> list[str]:
     """Say of each setting that somebody has set and that decides nothing: its name, why, and its origin."""
     others = [f"{name} has no effect: {NO_EFFECT[name]} (environment {name})" for name in configured.without_effect]
-    idle = [one for one in list_settings(Settings) if one.idle and configured.origins[one.name] != "default"]
-    return others + [f"{one.name} decides nothing: {one.says.removeprefix(IDLE)}; remove it "
-                     f"({configured.origins[one.name]})" for one in idle]
+    idle = [setting for setting in list_settings(Settings) if setting.idle
+            and configured.origins[setting.name] != "default"]
+    return others + [f"{setting.name} decides nothing: {setting.says.removeprefix(IDLE)}; remove it "
+                     f"({configured.origins[setting.name]})" for setting in idle]
 
 
 def format_value(setting: Setting, value: Any) -> str:
@@ -628,13 +629,13 @@ def hide_match(match: re.Match[str]) -> str:
 @cache
 def list_settings(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
     """List the settings of a group and of its nested groups, by dotted name."""
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for field in msgspec.structs.fields(group):
         name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
         group_here = is_group(field.type)
-        found += (list_settings(field.type, f"{name}.", default) if group_here else
-                  [describe_setting(name, field, default)])
-    return found
+        settings += (list_settings(field.type, f"{name}.", default) if group_here else
+                     [describe_setting(name, field, default)])
+    return settings
 
 
 def is_group(form: Any) -> bool:
@@ -670,30 +671,30 @@ def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = ""
     })
 
 
-def convert_value(setting: Setting, said: Any, origin: str) -> Any:
+def convert_value(setting: Setting, raw: Any, origin: str) -> Any:
     """Convert the value from one source to the setting's type, or refuse it."""
     try:
-        return convert(parse_value(setting, said), setting.form, strict=not isinstance(said, str))
+        return convert(parse_value(setting, raw), setting.form, strict=not isinstance(raw, str))
     except ValueError as error:  # msgspec's errors are ValueErrors
-        listed = isinstance(setting.default, tuple) or isinstance(said, list | dict)
-        wrong = f"{error}; it takes" if listed else f"{mask_secrets(setting, said)!r:.80} is not"
+        listed = isinstance(setting.default, tuple) or isinstance(raw, list | dict)
+        wrong = f"{error}; it takes" if listed else f"{mask_secrets(setting, raw)!r:.80} is not"
         raise SettingsError(f"{setting.name}: {wrong} {setting.kind} ({origin})") from None
 
 
-def parse_value(setting: Setting, said: Any) -> Any:
+def parse_value(setting: Setting, raw: Any) -> Any:
     """Parse a text for its setting: split lists, read durations, find choices in any case."""
     form = get_args(setting.form)[0]
-    if isinstance(said, str) and get_origin(form) is tuple:
-        parts = [part.strip() for part in said.split(",")]
-        return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
-    if isinstance(said, str) and (seconds := parse_seconds(said)) is not None and form in (int, float):
+    if isinstance(raw, str) and get_origin(form) is tuple:
+        parts = [part.strip() for part in raw.split(",")]
+        return msgspec.json.decode(raw) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(raw, str) and (seconds := parse_seconds(raw)) is not None and form in (int, float):
         unit = next((unit for ending, unit in SETTING_UNITS.items() if setting.name.endswith(ending)), None)
-        return said if unit is None else convert_seconds(seconds, unit)
-    if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
-        return str(said)
-    if isinstance(said, str) and get_origin(form) is Literal:
-        return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
-    return said
+        return raw if unit is None else convert_seconds(seconds, unit)
+    if isinstance(raw, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
+        return str(raw)
+    if isinstance(raw, str) and get_origin(form) is Literal:
+        return next((choice for choice in get_args(form) if choice.lower() == raw.lower()), raw)
+    return raw
 
 
 def convert_seconds(seconds: float, unit: float) -> float:
@@ -744,8 +745,8 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
 def read_elsewhere(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
     """Read a value, such as a secret, from the file or the command that a variable names."""
     bases = {variable.removesuffix("_FILE").removesuffix("_COMMAND"), setting.environment}
-    others = {one for base in bases for one in (base, *(base + end for end in VALUE_PLACES))} - {variable}
-    if itself := min((one for one in others if one in environ), default=None):
+    others = {spelling for base in bases for spelling in (base, *(base + end for end in VALUE_PLACES))} - {variable}
+    if itself := min((spelling for spelling in others if spelling in environ), default=None):
         both = f"environment {itself}; environment {variable}"
         raise SettingsError(f"{setting.name}: given twice, {name_way(itself)} and {name_way(variable)} ({both})")
     return read_place(setting.name, environ[variable], variable)
@@ -797,45 +798,46 @@ def read_settings_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[
         tree = tree["asyncgate"]
     if not isinstance(tree, dict | None):
         raise SettingsError(f"the file must hold names with values ({origin})")
-    for name, said in iterate_leaves(tree or {}):
-        yield name, expand_variables(said, name, environ, origin), origin
+    for name, raw in iterate_leaves(tree or {}):
+        yield name, expand_variables(raw, name, environ, origin), origin
 
 
 def iterate_leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a mapping by dotted name."""
-    for key, said in tree.items():
+    for key, value in tree.items():
         name = f"{prefix}{key}"
-        if said and isinstance(said, dict):
-            yield from iterate_leaves(said, f"{name}.")
-        elif said not in (None, {}) or not any(one.startswith(f"{name}.") for one in list_spellings()):
-            yield name, said
+        if value and isinstance(value, dict):
+            yield from iterate_leaves(value, f"{name}.")
+        elif value not in (None, {}) or not any(spelling.startswith(f"{name}.") for spelling in list_spellings()):
+            yield name, value
 
 
-def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
+def expand_variables(raw: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
     """Replace ${NAME} in a text by the environment variable."""
-    if isinstance(said, list):
-        return [expand_variables(item, name, environ, origin) for item in said]
-    if isinstance(said, dict):
-        return {key: expand_variables(item, name, environ, origin) for key, item in said.items()}
-    if not isinstance(said, str):
-        return said
-    return VARIABLE.sub(lambda match: find_variable(match[1], name, environ, origin), said)
+    if isinstance(raw, list):
+        return [expand_variables(item, name, environ, origin) for item in raw]
+    if isinstance(raw, dict):
+        return {key: expand_variables(item, name, environ, origin) for key, item in raw.items()}
+    if not isinstance(raw, str):
+        return raw
+    return VARIABLE.sub(lambda match: find_variable(match[1], name, environ, origin), raw)
 
 
 def find_variable(variable: str, name: str, environ: Mapping[str, str], origin: str) -> str:
     """Return the value of an environment variable: its own, or what is in its _FILE, or what its _COMMAND prints."""
-    given = [one for one in (variable, *(variable + end for end in VALUE_PLACES)) if one in environ]
+    given = [spelling for spelling in (variable, *(variable + end for end in VALUE_PLACES)) if spelling in environ]
     if not given:
         raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
     if len(given) > 1:
-        raise SettingsError(f"{name}: given twice ({'; '.join(f'environment {one}' for one in given)}; {origin})")
+        raise SettingsError(
+            f"{name}: given twice ({'; '.join(f'environment {spelling}' for spelling in given)}; {origin})")
     return environ[variable] if given == [variable] else read_place(name, environ[given[0]], given[0])
 
 
 def make_unknown_setting_error(name: str, origin: str) -> SettingsError:
     """Return the refusal of an unknown setting, with the most similar known name."""
     prefix = ENV_PREFIX if name.startswith(ENV_PREFIX) else ""
-    known = [name_variable(one).removeprefix(prefix) if prefix else one for one in list_spellings()]
+    known = [name_variable(spelling).removeprefix(prefix) if prefix else spelling for spelling in list_spellings()]
     near = get_close_matches(name.removeprefix(prefix), known, 1)
     hint = f"; did you mean {prefix}{near[0]}?" if near else ""
     return SettingsError(f"{name!r} is not a setting ({origin}){hint}")

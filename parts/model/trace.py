@@ -30,7 +30,7 @@ class Trace(Struct, frozen=True):
     def members(self) -> dict[str, str]:
         """Return what is known."""
         known = (("traceparent", self.traceparent), ("tracestate", self.tracestate), ("trace_link", self.trace_link))
-        return {name: said for name, said in known if said is not None}
+        return {name: value for name, value in known if value is not None}
 
 
 def read_trace(parents: list[str], states: Iterable[str]) -> Trace | None:
@@ -39,17 +39,18 @@ def read_trace(parents: list[str], states: Iterable[str]) -> Trace | None:
     return None if parent is None else Trace(parent, read_state(",".join(states)))
 
 
-def read_parent(said: str) -> str | None:
+def read_parent(header: str) -> str | None:
     """Return a valid `traceparent`, or None."""
-    found = PARENT.fullmatch(said.strip(" \t"))
-    if found is None or (found["version"] == "00" and found["more"] is not None):
+    match = PARENT.fullmatch(header.strip(" \t"))
+    if match is None or (match["version"] == "00" and match["more"] is not None):
         return None
-    return f"00-{found['ids']}"
+    return f"00-{match['ids']}"
 
 
-def read_state(said: str) -> str | None:
+def read_state(header: str) -> str | None:
     """Return a valid `tracestate`, or None: a trace is good without it."""
-    entries = [entry for part in said.split(",") if (entry := part.strip(" \t"))] if len(said) <= LONGEST_STATE else []
+    entries = [entry for part in header.split(",")
+               if (entry := part.strip(" \t"))] if len(header) <= LONGEST_STATE else []
     keys = {entry.partition("=")[0] for entry in entries}
     if not 0 < len(entries) == len(keys) <= MOST_STATES or not all(map(STATE.fullmatch, entries)):
         return None

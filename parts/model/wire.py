@@ -172,10 +172,10 @@ class Timeouts(Struct, omit_defaults=True):
 DELIVERIES = {"return result payload": "inline", "store artifact pointer": "artifact"}
 
 
-def delivery_of(said: str | None) -> str | None:
+def delivery_of(delivery: str | None) -> str | None:
     """Return how a result is to be delivered; an unknown text is kept and has no effect."""
-    plain = " ".join(said.lower().strip(QUOTES).split()) if said else ""
-    return DELIVERIES.get(plain, plain if plain in DELIVERIES.values() else said)
+    plain = " ".join(delivery.lower().strip(QUOTES).split()) if delivery else ""
+    return DELIVERIES.get(plain, plain if plain in DELIVERIES.values() else delivery)
 
 
 class Terms(Struct, omit_defaults=True):

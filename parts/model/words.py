@@ -40,8 +40,8 @@ def say_times(number: int) -> str:
 
 def say_list(names: Iterable[str]) -> str:
     """Say names as a sentence does: a; a and b; a, b and c."""
-    said = list(names)
-    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else "".join(said)
+    words = list(names)
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def begin_sentence(sentence: str) -> str:

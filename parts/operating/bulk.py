@@ -206,13 +206,13 @@ async def find_batch(engine: Engine, caller: Caller, order: Order, position: str
     read, page = 0, min(PAGE, 3 * engine.batches.find_slice_size(PAGE))     # small while others want their turn
     while True:
         rows = await read_tasks(engine, caller, order.asked, position, page)
-        found = [task for task in rows if fits(order.asked, task)]
+        tasks = [task for task in rows if fits(order.asked, task)]
         over, read = len(rows) < page, read + len(rows)
         position = rows[-1].task_id if rows else position
-        if len(found) > most:
-            return Batch(found[:most], found[most - 1].task_id, False)
-        if found or over or read >= MOST_READ:
-            return Batch(found, position, over)
+        if len(tasks) > most:
+            return Batch(tasks[:most], tasks[most - 1].task_id, False)
+        if tasks or over or read >= MOST_READ:
+            return Batch(tasks, position, over)
 
 
 async def charge_batch(engine: Engine, caller: Caller, batch: Batch) -> Batch:

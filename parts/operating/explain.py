@@ -92,12 +92,12 @@ class Facts(Struct, kw_only=True):
     @property
     def busy(self) -> list[Able]:
         """Return those who can do the task and ask for nothing, because they work on what they hold."""
-        return [one for one in self.holders if one[0].last_seen_at > self.now - self.silence]
+        return [holder for holder in self.holders if holder[0].last_seen_at > self.now - self.silence]
 
     @property
     def silent(self) -> list[Able]:
         """Return those who can do the task and hold leases, and of whom nothing is heard."""
-        return [one for one in self.holders if one[0].last_seen_at <= self.now - self.silence]
+        return [holder for holder in self.holders if holder[0].last_seen_at <= self.now - self.silence]
 
     @property
     def holders(self) -> list[Able]:
@@ -394,10 +394,10 @@ def explain_waiting(at: Facts) -> wire_workers.Cause | None:
     if not (waiting := [row for row in at.unsent if row.state == "waiting"]):
         return None
     many, for_long = len(waiting) > 1, words.say_length(at.now - waiting[0].posted_at)
-    said = f"; its last answer: {words.cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
+    last_answer = f"; its last answer: {words.cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
     been = "have been waiting for the ledger, the oldest" if many else "has been waiting for the ledger"
     return make_cause(at, "ledger_waiting",
-                      f"{words.say_count(len(waiting), 'receipt')} of it {been} for {for_long}{said}.",
+                      f"{words.say_count(len(waiting), 'receipt')} of it {been} for {for_long}{last_answer}.",
                       tell_unsent(waiting),
                       ("get_task_history", "see the receipts; the gate sends them by itself"))
 
@@ -427,12 +427,12 @@ def tell_failure(at: Facts, ago: str, evidence: wire_workers.Evidence) -> wire_w
     """Make the cause of a task that failed: after how many attempts, and why."""
     attempts, most = at.task.attempt + 1, at.task.max_attempts
     error = find_message(decode_json(at.task.outcome)) if at.task.outcome else ""
-    said = words.cut_line(error, MOST_SAID) or "no error was given"
+    message = words.cut_line(error, MOST_SAID) or "no error was given"
     after = "its only attempt" if most == 1 else f"{attempts} of {most} attempts"
     more = "; its worker asked for no other attempt" if attempts < most else ""
     evidence = replace(evidence, attempt=attempts, max_attempts=most, reason=error[:MOST_REASON] or None,
                        workers=[wire_workers.WorkerFact(at.lease.worker)] if at.lease else None)
-    return make_cause(at, "ended", f"It failed {ago}, after {after}{more}: {said}.", evidence,
+    return make_cause(at, "ended", f"It failed {ago}, after {after}{more}: {message}.", evidence,
                       ("get_task", "see the whole error"))
 
 
@@ -441,17 +441,17 @@ def tell_cancellation(at: Facts, ago: str, evidence: wire_workers.Evidence) -> w
     reason: str | None = read_body(at.said).get("reason") if at.said else None
     by = f" by {at.said.sender}" if at.said else ""
     unsaid = "; no reason was given" if at.said and at.said.body else ""
-    said = f": {words.cut_line(reason, MOST_SAID)}" if reason else unsaid
+    message = f": {words.cut_line(reason, MOST_SAID)}" if reason else unsaid
     evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
                        receipt_ids=[at.said.receipt_id] if at.said else None)
-    return make_cause(at, "ended", f"It was canceled {ago}{by}{said}.", evidence,
+    return make_cause(at, "ended", f"It was canceled {ago}{by}{message}.", evidence,
                       ("get_task_history", "see what happened to it before"))
 
 
-def read_body(said: stored.Receipt) -> dict[str, Any]:
+def read_body(receipt: stored.Receipt) -> dict[str, Any]:
     """Return what a receipt says; nothing if only the ledger has its body."""
-    found = decode_json(said.body) if said.body else {}
-    return found if isinstance(found, dict) else {}
+    body = decode_json(receipt.body) if receipt.body else {}
+    return body if isinstance(body, dict) else {}
 
 
 def find_message(error: Any) -> str:
@@ -459,8 +459,8 @@ def find_message(error: Any) -> str:
     if error is None:
         return ""
     if isinstance(error, dict):
-        said = (error.get(name) for name in ("message", "error", "detail", "code"))
-        error = next((text for text in said if isinstance(text, str) and text.strip()), error)
+        texts = (error.get(name) for name in ("message", "error", "detail", "code"))
+        error = next((text for text in texts if isinstance(text, str) and text.strip()), error)
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()
 
 
@@ -514,12 +514,12 @@ async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.Explain
     For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half minute
     may be missing.
     """
-    if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
+    if (snapshot := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
         raise errors.no_task(ask.task_id)
-    if not caller.sees_all and not found[0].owner.same(caller.principal):
+    if not caller.sees_all and not snapshot[0].owner.same(caller.principal):
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
     async with read_together(engine.backend, caller.tenant_id):
-        facts = await read_facts(engine, caller, *found)
+        facts = await read_facts(engine, caller, *snapshot)
     facts.said = await read_said(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
     return wire_workers.Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence,
@@ -602,13 +602,13 @@ async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
 
 def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[Able]:
     """Return the workers that can do a task, each with its last claim that could have got it."""
-    found = list[Able]()
+    pairs = list[Able]()
     for row, claims in asked:
         fit = (claim for claim in claims if matches(type, needed, wire.LeaseNext(
             capabilities=frozenset(claim.capabilities), accept_types=frozenset(claim.types))))
         if (claim := next(fit, None)) is not None:
-            found.append((row, claim))
-    return sorted(found, key=lambda one: -one[1].at)
+            pairs.append((row, claim))
+    return sorted(pairs, key=lambda pair: -pair[1].at)
 
 
 async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
@@ -622,9 +622,9 @@ def join_sightings(engine: Engine, tenant_id: str, rows: list[stored.Presence], 
     kept: dict[tuple[str, str], stored.Presence | None] = {(row.kind, row.id): row for row in rows}
     fresh = engine.sightings.claimants(tenant_id)
     places = kept | {place: kept.get(place) for place in nlargest(MOST_ASKED, fresh, key=fresh.__getitem__)}
-    found = [engine.sightings.known(tenant_id, wire.Principal(*place), row, now) for place, row in places.items()]
-    found.sort(key=lambda row: -(row.claimed_at or 0.0))
-    return [(row, decode_claims(row.claims)) for row in found[:MOST_ASKED]]
+    presences = [engine.sightings.known(tenant_id, wire.Principal(*place), row, now) for place, row in places.items()]
+    presences.sort(key=lambda row: -(row.claimed_at or 0.0))
+    return [(row, decode_claims(row.claims)) for row in presences[:MOST_ASKED]]
 
 
 OPERATIONS = [

@@ -46,9 +46,9 @@ async def rerun_task(engine: Engine, caller: Caller, ask: wire.RerunTask) -> wir
     """
     if given := bytes(ask.payload):
         parse_json(given, "payload")
-    if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
+    if (snapshot := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
         raise errors.no_task(ask.task_id)
-    task, by = found[0], speaker(caller, ask)
+    task, by = snapshot[0], speaker(caller, ask)
     if not caller.unlimited and not task.owner.same(by):
         raise forbid(caller, f"task {task.task_id} belongs to another principal")
     if task.status not in stored.TERMINAL:
@@ -91,8 +91,8 @@ def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: wire.Princi
 
 def is_run_again(work: Work, plan: RerunPlan) -> bool:
     """Whether a new task answers the end of the ended one; only where the receipts that answer it are loaded."""
-    return any(one.receipt_type == EMISSION["create"].type and not set(plan.parents).isdisjoint(one.parents)
-               for one in work.receipts.values())
+    return any(receipt.receipt_type == EMISSION["create"].type and not set(plan.parents).isdisjoint(receipt.parents)
+               for receipt in work.receipts.values())
 
 
 def follow_trace(trace: Trace | None, ended: stored.KeptTerms) -> Trace | None:
@@ -109,7 +109,7 @@ async def find_end(engine: Engine, tenant_id: str, task: stored.Task) -> str:
     if rows := await engine.backend.page(tenant_id, query):
         return rows[0].receipt_id
     away = await engine.backend.page(tenant_id, queries.ArchivedFilter(task.task_id))
-    if ids := [one.receipt_id for one in away if one.receipt_type == type]:
+    if ids := [pointer.receipt_id for pointer in away if pointer.receipt_type == type]:
         return ids[-1]
     raise errors.DatabaseUnavailable(f"the receipt that ended task {task.task_id} cannot be read yet; try again",
                                      retry_after=1)

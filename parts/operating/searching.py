@@ -21,18 +21,18 @@ async def search_tasks(engine: Engine, caller: Caller, ask: wire_operating.Searc
     Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of them
     or a few more: repeat it with next_cursor to look further, also if it has found none.
     """
-    said = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
-    found, searched, most = list[wire.TaskRecord](), 0, engine.limit_page(ask.limit)
+    filters = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
+    tasks, searched, most = list[wire.TaskRecord](), 0, engine.limit_page(ask.limit)
     while True:
-        page = await engine.list_tasks(caller, wire.ListTasks(**{**said, "limit": MOST_SEARCHED}))
+        page = await engine.list_tasks(caller, wire.ListTasks(**{**filters, "limit": MOST_SEARCHED}))
         for task in page.tasks:
             if is_meant(task, ask):
-                found.append(task)
+                tasks.append(task)
             if len(bytes(task.payload)) >= LARGE_BYTES:
                 await asyncio.sleep(0)
-        searched, said["cursor"] = searched + len(page.tasks), page.next_cursor
-        if page.next_cursor is None or len(found) >= most or searched >= MOST_SEARCHED:
-            return wire_operating.FoundTasks(found, page.next_cursor, page.cursor, searched)
+        searched, filters["cursor"] = searched + len(page.tasks), page.next_cursor
+        if page.next_cursor is None or len(tasks) >= most or searched >= MOST_SEARCHED:
+            return wire_operating.FoundTasks(tasks, page.next_cursor, page.cursor, searched)
 
 
 def is_meant(task: wire.TaskRecord, ask: wire_operating.SearchTasks) -> bool:

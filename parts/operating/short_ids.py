@@ -18,13 +18,13 @@ async def find_id(engine: Engine, caller: Caller, ask: wire_operating.FindId) ->
     Ends are looked for among the newest 200,000.  A schedule is found by its name, too.  Whoever is not an admin finds
     what they may read.
     """
-    part, found = ask.part.lower(), list[wire_operating.FoundId]()
+    part, matches = ask.part.lower(), list[wire_operating.FoundId]()
     kinds: list[tuple[type[stored.Task] | type[stored.Receipt],
                       Literal["task", "receipt"]]] = [(stored.Task, "task"), (stored.Receipt, "receipt")]
     for table, kind in kinds:
         ids = await engine.backend.page(caller.tenant_id, queries.IdFilter(table, part, MOST_FOUND, SEARCHED))
-        found += [wire_operating.FoundId(kind, id) for id in sorted(ids) if await may_read(engine, caller, kind, id)]
-    return wire_operating.FoundIds(found + await find_schedules(engine, caller, ask.part))
+        matches += [wire_operating.FoundId(kind, id) for id in sorted(ids) if await may_read(engine, caller, kind, id)]
+    return wire_operating.FoundIds(matches + await find_schedules(engine, caller, ask.part))
 
 
 async def may_read(engine: Engine, caller: Caller, kind: str, id: str) -> bool:

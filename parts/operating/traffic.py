@@ -71,7 +71,7 @@ class TrafficCounter(Extension):
     async def store(self) -> int:
         """Store what was counted since the last time; return how many rows."""
         now, stored = int(self.engine.backend.now() // 60), 0
-        for tenant_id in [one for one, minutes in self.counted.items() if max(minutes, default=0) < now - HOUR]:
+        for tenant_id in [tenant for tenant, minutes in self.counted.items() if max(minutes, default=0) < now - HOUR]:
             del self.counted[tenant_id]
         for tenant_id, minutes in list(self.unsaved.items()):
             rows = self.list_rows(tenant_id, sorted(minutes))

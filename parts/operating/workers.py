@@ -40,12 +40,12 @@ async def read_workers(engine: Engine, tenant_id: str, after: tuple[str, str], l
     kept = {(row.kind, row.id): row for row in await backend.page(tenant_id, queries.WorkerFilter(after, limit))}
     fresh = {place for place in sightings.claimants(tenant_id) if place > after}
     places = sorted(kept.keys() | fresh)[:limit]
-    found = list[stored.Presence]()
+    presences = list[stored.Presence]()
     for place in places:
         # it had not claimed before
         known = kept.get(place) or await backend.record(tenant_id, stored.Presence, *place)
-        found.append(sightings.known(tenant_id, wire.Principal(*place), known, now))
-    return found
+        presences.append(sightings.known(tenant_id, wire.Principal(*place), known, now))
+    return presences
 
 
 async def read_worker(engine: Engine, tenant_id: str, who: wire.Principal) -> list[stored.Presence]:
@@ -59,8 +59,8 @@ async def count_holdings(engine: Engine, tenant_id: str, rows: list[stored.Prese
                          most: int) -> dict[tuple[str, str], int]:
     """Return how many live leases each of some workers has, counted up to `most`."""
     workers = tuple(wire.Principal(row.kind, row.id) for row in rows)
-    found = await engine.backend.page(tenant_id, queries.HoldingsOf(workers, most)) if workers else []
-    return {(one.kind, one.id): one.leases for one in found}
+    holdings = await engine.backend.page(tenant_id, queries.HoldingsOf(workers, most)) if workers else []
+    return {(holding.kind, holding.id): holding.leases for holding in holdings}
 
 
 def show_worker(row: stored.Presence, holding: int, settings: Settings, now: float) -> wire_workers.WorkerRecord:

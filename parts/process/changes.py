@@ -50,10 +50,10 @@ class Follower:
 
     def take(self) -> list[Change]:
         """Return what waits, at the end of it how many are left out."""
-        found, number = [*self.kept], self.left_out
+        changes, number = [*self.kept], self.left_out
         self.kept.clear()
         self.left_out, self.call = 0, asyncio.get_running_loop().create_future()
-        return [*found, Change(LEFT_OUT, found[-1].at if found else 0.0, number=number)] if number else found
+        return [*changes, Change(LEFT_OUT, changes[-1].at if changes else 0.0, number=number)] if number else changes
 
 
 class Followers:

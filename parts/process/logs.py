@@ -73,10 +73,10 @@ class Lines(logging.Formatter):
         return self.redaction.text(super().format(own))
 
 
-def escape_control(found: re.Match[str]) -> str:
+def escape_control(match: re.Match[str]) -> str:
     """Escape a character that controls, hides or reverses text as JSON does, so that JSON within a line stays JSON."""
-    code = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
-    return code if found[0] < "\U00010000" else json.dumps(found[0])[1:-1]      # which has two halves
+    code = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(match[0], f"\\u{ord(match[0]):04x}")
+    return code if match[0] < "\U00010000" else json.dumps(match[0])[1:-1]      # which has two halves
 
 
 def start_logging(settings: Settings) -> None:

@@ -42,7 +42,7 @@ def add_settings_loader(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Any setting; `asyncgate config` lists them. Repeatable.")
     @wraps(command)
     def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
-        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
+        flags = {name.strip(): value for name, _, value in (setting.partition("=") for setting in sets)}
         flags |= {"database.url": database} if database else {}
         flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
         return command(partial(load_settings, config, flags=flags),

@@ -39,8 +39,8 @@ class Sparse(logging.Filter):
             self.last[kind] = before, left_out + 1
             return False
         self.last[kind] = now, 0
-        said = record.getMessage() + (f": {error}" if away and error else "")
-        record.msg, record.args = said + (f" ({left_out} more like it)" if left_out else ""), ()
+        message = record.getMessage() + (f": {error}" if away and error else "")
+        record.msg, record.args = message + (f" ({left_out} more like it)" if left_out else ""), ()
         if away:
             record.exc_info = record.exc_text = None
         return True

@@ -119,10 +119,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """Return the addresses of a URL's host; raises Barred if the gate may not call one of them."""
         host = read_host(url)
         addresses = await self._addresses(host, url.port or PORTS[url.scheme])
-        chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
+        chosen = host.rstrip(".") in self.hosts or all(any(ip in net for net in self.networks) for ip in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
             raise Barred(f"{host} must be called over https, or be listed in {self.setting}")
-        if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
+        if host.rstrip(".") in self.no_hosts or any(ip in net for net in self.no_networks for ip in addresses):
             raise Barred(f"{host} is blocked by the setting security.outgoing.deny")
         for address in addresses:
             strange = not is_public(address) or self.own(address)

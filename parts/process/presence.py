@@ -105,10 +105,10 @@ class Sightings:
 
     def _sighting(self, tenant_id: str, who: wire.Principal) -> Sighting | None:
         """Return the sighting of a principal; None when there is no room for another one."""
-        found = self.fresh.get(key := (tenant_id, who.kind, who.id))
-        if found is None and len(self.fresh) < MOST_SEEN:
-            found = self.fresh[key] = Sighting()
-        return found
+        sighting = self.fresh.get(key := (tenant_id, who.kind, who.id))
+        if sighting is None and len(self.fresh) < MOST_SEEN:
+            sighting = self.fresh[key] = Sighting()
+        return sighting
 
     def _count(self, tenant_id: str, who: wire.Principal, now: float) -> None:
         if (sighting := self._sighting(tenant_id, who)) is None:
@@ -146,10 +146,10 @@ class Sightings:
         """Return the sightings to store, by tenant; what is read meanwhile includes them until `forget_taken`."""
         self.count()
         self.leaving, self.fresh, self.letters = self.fresh, {}, 0
-        found: dict[str, list[tuple[wire.Principal, Sighting]]] = {}
+        sightings: dict[str, list[tuple[wire.Principal, Sighting]]] = {}
         for (tenant_id, kind, id), sighting in self.leaving.items():
-            found.setdefault(tenant_id, []).append((wire.Principal(kind, id), sighting))
-        return found
+            sightings.setdefault(tenant_id, []).append((wire.Principal(kind, id), sighting))
+        return sightings
 
     def forget_taken(self) -> None:
         """Forget the sightings that `take` returned; they are stored."""

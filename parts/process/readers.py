@@ -132,7 +132,7 @@ class Readers:
             return self._wake_all(topics)
         self._wake_ends(topics, news.ended)
         for seat in list_seats(topics) if news.receipts else ():
-            if seat.wants.end_of is None and any(seat.wants.may_fit(*one) for one in news.receipts):
+            if seat.wants.end_of is None and any(seat.wants.may_fit(*receipt) for receipt in news.receipts):
                 seat.wake()
 
     def wake_all(self) -> None:
@@ -171,7 +171,7 @@ def is_awaited(receipts: Iterable[stored.Receipt]) -> bool:
 
 def list_announced(receipts: Iterable[stored.Receipt]) -> tuple[Announced, ...]:
     """Return what to tell other processes about new receipts; the more there are, the less about each."""
-    exact = {(one.to_id, one.receipt_type, one.task_id): None for one in receipts}
+    exact = {(receipt.to_id, receipt.receipt_type, receipt.task_id): None for receipt in receipts}
     if len(exact) <= MOST_ANNOUNCED:
         return tuple(exact)
     rough = dict.fromkeys((to_id, receipt_type, "") for to_id, receipt_type, _ in exact)

@@ -80,9 +80,9 @@ class Tracing:
         return None if trace is None else self.w3c.extract(trace.members)
 
     def _links(self, parents: Iterable[str | None]) -> list[Link]:
-        found = [self.api.get_current_span(self._context(Trace(parent))).get_span_context()
-                 for parent in parents if parent]
-        return [self.api.Link(one) for one in found[:MOST_LINKS] if one.is_valid]
+        contexts = [self.api.get_current_span(self._context(Trace(parent))).get_span_context()
+                    for parent in parents if parent]
+        return [self.api.Link(context) for context in contexts[:MOST_LINKS] if context.is_valid]
 
     # Spans of a gate.
 
@@ -106,7 +106,7 @@ class Tracing:
         task_id = getattr(reply, "task_id", None) or getattr(ask, "task_id", None)
         about = {"asyncgate.operation": operation, "asyncgate.task_id": task_id,
                  "asyncgate.task_type": getattr(ask, "type", None)}
-        span.set_attributes({name: said for name, said in about.items() if isinstance(said, str) and said})
+        span.set_attributes({name: value for name, value in about.items() if isinstance(value, str) and value})
         offers = getattr(reply, "tasks", ()) if operation == "lease_next" else ()
         for link in self._links(offer.traceparent or None for offer in offers):
             span.add_link(link.context)

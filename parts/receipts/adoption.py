@@ -92,79 +92,81 @@ class Adopter:
             of = queries.EntryFilter(None, None, receipt_type, None, after, ENTRIES_PER_PAGE)
             page = await self.reading.ask_ledger(lambda of=of: self.reading.sink.page(tenant_id,
                                                                                       of))  # type: ignore[misc]
-            for found in page.receipts:
-                await self._request(tenant_id, found)
+            for receipt in page.receipts:
+                await self._request(tenant_id, receipt)
             if page.cursor in (None, after):
                 return
             after = page.cursor
             keep = partial(Work.keep_record, row=stored.LedgerMark(receipt_type, after))
             await self.engine.change(tenant_id, keep, (stored.LedgerMark, (receipt_type,)))
 
-    async def _request(self, tenant_id: str, found: Filed) -> None:
+    async def _request(self, tenant_id: str, receipt: Filed) -> None:
         """Check and adopt one receipt; skip a receipt of a gate, or about a task of another gate."""
         backend = self.engine.backend
-        if len(found.receipt_id) > LONGEST_ID:
-            return log.warning("a receipt in the ledger was skipped: its id has %d characters", len(found.receipt_id))
-        if found.receipt_key or found.task_id is None or await backend.receipt(tenant_id, found.receipt_id) is not None:
+        if len(receipt.receipt_id) > LONGEST_ID:
+            return log.warning("a receipt in the ledger was skipped: its id has %d characters", len(receipt.receipt_id))
+        if receipt.receipt_key or receipt.task_id is None or await backend.receipt(tenant_id,
+                                                                                   receipt.receipt_id) is not None:
             return
-        if await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + found.receipt_id) is not None:
+        if await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + receipt.receipt_id) is not None:
             return
-        if (row := await backend.task(tenant_id, found.task_id)) is None:
+        if (row := await backend.task(tenant_id, receipt.task_id)) is None:
             return
         task, lease, _ = row
         try:
-            require_author(found)
-            require_parents(found, task, lease)
-            if lease is None or found.lease_id is None:
+            require_author(receipt)
+            require_parents(receipt, task, lease)
+            if lease is None or receipt.lease_id is None:
                 raise errors.LeaseInvalid("the receipt names no lease of this task", reason="unknown")
-            worker = wire.Principal(found.sender.kind, found.sender.id, lease.worker_instance)
+            worker = wire.Principal(receipt.sender.kind, receipt.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
             await self.engine.write(adopt, load_step, caller, Adopt(
-                found=found, ask=request_of(found), whole=not self.reading.sink.reads))
+                found=receipt, ask=request_of(receipt), whole=not self.reading.sink.reads))
         except errors.TaskNotFound:
             return
         except (errors.GateError, msgspec.ValidationError) as refusal:
             if isinstance(refusal, errors.GateError) and refusal.status >= 500:
                 raise
-            log.warning("receipt %s in the ledger was rejected: %s", found.receipt_id, refusal)
-            tell = partial(report, self.engine, found, str(refusal))
-            await self.engine.change(tenant_id, tell, tasks=[found.task_id])
+            log.warning("receipt %s in the ledger was rejected: %s", receipt.receipt_id, refusal)
+            tell = partial(report, self.engine, receipt, str(refusal))
+            await self.engine.change(tenant_id, tell, tasks=[receipt.task_id])
 
 
-def request_of(found: Filed) -> wire.Complete | wire.Fail:
+def request_of(receipt: Filed) -> wire.Complete | wire.Fail:
     """Return the request that a receipt stands for; raises ValidationError if a field is invalid."""
-    body = msgspec.json.decode(found.body) if found.body else {}
+    body = msgspec.json.decode(receipt.body) if receipt.body else {}
     body = body if isinstance(body, dict) else {}
-    common = {"task_id": found.task_id, "lease_id": found.lease_id, "worker_kind": found.sender.kind,
-              "worker_id": found.sender.id, **{name: body[name] for name in WORDS if body.get(name) is not None}}
-    if found.receipt_type == COMPLETED.type:
+    common = {"task_id": receipt.task_id, "lease_id": receipt.lease_id, "worker_kind": receipt.sender.kind,
+              "worker_id": receipt.sender.id, **{name: body[name] for name in WORDS if body.get(name) is not None}}
+    if receipt.receipt_type == COMPLETED.type:
         result = body.get("result_payload", body.get("result"))
         return msgspec.json.decode(encode_json({**common, "result": result}), type=wire.Complete)
     return msgspec.json.decode(encode_json({**common, "error": body.get("error"),
                                             "retryable": bool(body.get("retry_recommended"))}), type=wire.Fail)
 
 
-def require_author(found: Filed) -> None:
+def require_author(receipt: Filed) -> None:
     """Check that, by the ledger's word, the sender of a receipt stored it; raises LeaseInvalid."""
-    if found.stated_by is None:
+    if receipt.stated_by is None:
         raise errors.LeaseInvalid("the ledger does not say who stored the receipt; complete the task at the gate",
                                   reason="unknown")
-    if not found.stated_by.same(found.sender):
-        raise errors.LeaseInvalid(f"the receipt names {found.sender} as its sender, but {found.stated_by} stored it",
+    if not receipt.stated_by.same(receipt.sender):
+        raise errors.LeaseInvalid(
+            f"the receipt names {receipt.sender} as its sender, but {receipt.stated_by} stored it",
                                   reason="unknown")
 
 
-def require_parents(found: Filed, task: stored.Task, lease: stored.Lease | None) -> None:
+def require_parents(receipt: Filed, task: stored.Task, lease: stored.Lease | None) -> None:
     """Check that a receipt names the task's task.assigned, or for a failed attempt its task.accepted, as parent (PH.2).
 
     Raises ParentsRequired.
     """
     needed = {task.duty}
-    if found.receipt_type == FAILED.type and lease is not None:
+    if receipt.receipt_type == FAILED.type and lease is not None:
         needed.add(lease.accepted)
-    if needed.isdisjoint(found.parents):
+    if needed.isdisjoint(receipt.parents):
         raise errors.ParentsRequired(
-            f"a {found.receipt_type} of task {task.task_id} must name the task's task.assigned, "
+            f"a {receipt.receipt_type} of task {task.task_id} must name the task's task.assigned, "
             f"{task.duty}, among its parents (PH.2)")
 
 
@@ -191,9 +193,9 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     take_step(engine, work, caller, ask.ask, found.receipt_id)
     if (receipt := work.written.get(found.receipt_id)) is None:     # the worker has made the same call at the gate
         return
-    said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                        receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
-    work.keep_skeleton(replace(receipt, hash=found.hash or said))
+    digest = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                          receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
+    work.keep_skeleton(replace(receipt, hash=found.hash or digest))
     sealed = (work.find_record(stored.SealHead) or stored.SealHead()).last_id
     if not is_ordered(found.receipt_id, work.now) or found.receipt_id <= sealed:
         work.rename_receipt(found.receipt_id, own)

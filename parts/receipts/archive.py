@@ -171,8 +171,8 @@ async def gather_chain(engine: Engine, tenant_id: str, row: stored.Receipt) -> R
     chain, wanted, asked = ReceiptChain(), {row.receipt_id}, set[str]()
     while wanted:
         for receipt_id in wanted:
-            if (found := await engine.backend.receipt(tenant_id, receipt_id)) is not None:
-                await add_to_chain(engine, tenant_id, chain, found)
+            if (receipt := await engine.backend.receipt(tenant_id, receipt_id)) is not None:
+                await add_to_chain(engine, tenant_id, chain, receipt)
         if count_receipts([chain]) > MOST_RECEIPTS_PER_CHAIN:
             return None
         new = chain.receipts.keys() - asked
@@ -183,14 +183,14 @@ async def gather_chain(engine: Engine, tenant_id: str, row: stored.Receipt) -> R
     return chain
 
 
-async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, found: stored.Receipt) -> None:
+async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, receipt: stored.Receipt) -> None:
     """Add a receipt to a chain, and with it all receipts of its task."""
-    if not found.task_id:
-        chain.receipts[found.receipt_id] = found
-    if not found.task_id or found.task_id in chain.tasks:
+    if not receipt.task_id:
+        chain.receipts[receipt.receipt_id] = receipt
+    if not receipt.task_id or receipt.task_id in chain.tasks:
         return
-    chain.tasks.add(found.task_id)
-    of_task = queries.ReceiptFilter(None, found.task_id, None, None, RECEIPTS_PER_PAGE)
+    chain.tasks.add(receipt.task_id)
+    of_task = queries.ReceiptFilter(None, receipt.task_id, None, None, RECEIPTS_PER_PAGE)
     async for page in walk(engine.backend, tenant_id, of_task):
         chain.receipts |= {receipt.receipt_id: receipt for receipt in page}
         if count_receipts([chain]) > MOST_RECEIPTS_PER_CHAIN:
@@ -207,20 +207,21 @@ async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> se
 
 def may_move(chain: ReceiptChain, ages: Ages) -> bool:
     """Whether all receipts of a chain are old and sealed, and the chain closes every obligation that it opens."""
-    closed = {parent for one in chain.receipts.values() for parent in one.parents
-              if parent in chain.receipts and discharges(one, chain.receipts[parent])}
-    return all(one.created_at <= ages.receipt and one.receipt_id <= ages.sealed and one.body
-               and (one.receipt_type not in TERMINATES or one.receipt_id in closed)
-               for one in chain.receipts.values())
+    closed = {parent for receipt in chain.receipts.values() for parent in receipt.parents
+              if parent in chain.receipts and discharges(receipt, chain.receipts[parent])}
+    return all(receipt.created_at <= ages.receipt and receipt.receipt_id <= ages.sealed and receipt.body
+               and (receipt.receipt_type not in TERMINATES or receipt.receipt_id in closed)
+               for receipt in chain.receipts.values())
 
 
 async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChain) -> bool:
     """Whether the index shows an obligation of a chain as open, whatever the receipts say."""
-    for one in chain.receipts.values():
-        if one.receipt_type in TERMINATES:
-            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next row is this one, if open
-            found = await engine.backend.page(tenant_id, queries.ObligationFilter(one.to, before, 1))
-            if [row.receipt_id for row in found] == [one.receipt_id]:
+    for receipt in chain.receipts.values():
+        if receipt.receipt_type in TERMINATES:
+            # so the next row is this one, if open
+            before = receipt.receipt_id[:-1] + chr(ord(receipt.receipt_id[-1]) - 1)
+            receipts = await engine.backend.page(tenant_id, queries.ObligationFilter(receipt.to, before, 1))
+            if [row.receipt_id for row in receipts] == [receipt.receipt_id]:
                 return True
     return False
 
@@ -234,11 +235,11 @@ async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[R
 
     It stops when receipts have come back or an erasure has begun: what was read may have been erased since.
     """
-    rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
+    rows = [receipt for chain in chains for _, receipt in sorted(chain.receipts.items())]
     name = await asyncio.to_thread(write_segment, archive_folder(engine.settings), tenant_id, rows)
     if isinstance(engine.backend, ArchivingBackend):
         await engine.backend.register_segment(tenant_id, name)
-    lines = {one.receipt_id: at for at, one in enumerate(rows, 2)}      # behind the header
+    lines = {receipt.receipt_id: at for at, receipt in enumerate(rows, 2)}      # behind the header
     moved, batch = 0, list[ReceiptChain]()
     for at, chain in enumerate(chains, 1):
         batch.append(chain)
@@ -300,8 +301,8 @@ def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
         there = work.receipts.get(receipt_id)
         if there is None or receipt_digest(there) != receipt_digest(receipt):
             return False
-    if any(one.receipt_id not in chain.receipts and (one.task_id in chain.tasks or not chain.receipts.keys().isdisjoint(
-            one.parents)) for one in work.receipts.values()):
+    if any(row.receipt_id not in chain.receipts and (row.task_id in chain.tasks or not chain.receipts.keys().isdisjoint(
+            row.parents)) for row in work.receipts.values()):
         return False
     return all(is_over(work.tasks.get(task_id), ages.ended) for task_id in chain.tasks)
 
@@ -314,10 +315,10 @@ def is_over(task: stored.Task | None, ended: float) -> bool:
 def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str, int]) -> int:
     """Replace the receipts of a chain by pointers; return how many."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
-    for receipt_id, one in chain.receipts.items():
-        work.keep_record(stored.Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
-                                         receipt_digest(one).hex(), first, tasks))
-        work.count_usage(receipt_bytes=-len(one.body.encode()))
+    for receipt_id, receipt in chain.receipts.items():
+        work.keep_record(stored.Archived(receipt_id, receipt.task_id, receipt.receipt_type, segment, lines[receipt_id],
+                                         receipt_digest(receipt).hex(), first, tasks))
+        work.count_usage(receipt_bytes=-len(receipt.body.encode()))
     for receipt_id in chain.receipts:
         work.drop_record(stored.Receipt, receipt_id)
     return len(chain.receipts)
@@ -389,7 +390,7 @@ def read_segment(path: str, written: float) -> tuple[stored.Receipt | None, ...]
 
 def read_archived(directory: Path, pointers: list[stored.Archived]) -> list[stored.Receipt]:
     """Return the receipts of pointers, byte for byte as they were archived."""
-    found = []
+    receipts = []
     for pointer in pointers:
         path = directory / pointer.segment
         try:
@@ -401,8 +402,8 @@ def read_archived(directory: Path, pointers: list[stored.Archived]) -> list[stor
         if row is None or row.receipt_id != pointer.receipt_id or receipt_digest(row).hex() != pointer.digest:
             raise errors.ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not the archived receipt "
                                             f"{pointer.receipt_id}")
-        found.append(row)
-    return found
+        receipts.append(row)
+    return receipts
 
 
 async def load_archived(engine: Engine, pointers: list[stored.Archived]) -> list[stored.Receipt]:
@@ -420,8 +421,8 @@ async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[l
     tasks, count = set[str](), 0
     for chain, (pointer, *_) in chains.items():
         tasks |= {*decode_tasks(pointer.tasks)}
-        pointers = [one for id in (*decode_tasks(pointer.tasks), "")
-                    for one in await engine.backend.page(tenant_id, queries.ArchivedFilter(id)) if one.chain == chain]
+        pointers = [row for id in (*decode_tasks(pointer.tasks), "")
+                    for row in await engine.backend.page(tenant_id, queries.ArchivedFilter(id)) if row.chain == chain]
         count += await write_chain_back(engine, tenant_id, pointers)
     return sorted(tasks), count
 
@@ -443,14 +444,14 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[stored
     rows = await load_archived(engine, pointers)
 
     def write(work: Work) -> int:
-        back = [one for one in rows if work.find_record(stored.Archived, one.receipt_id)]
-        for one in back:
-            work.written[one.receipt_id] = replace(one, delivered_at=None)
-            work.count_usage(receipt_bytes=len(one.body.encode()))
-            if one.delivered_at is not None:
-                work.delivered[one.receipt_id] = one.delivered_at
-        for one in back:
-            work.drop_record(stored.Archived, one.receipt_id)
+        back = [row for row in rows if work.find_record(stored.Archived, row.receipt_id)]
+        for receipt in back:
+            work.written[receipt.receipt_id] = replace(receipt, delivered_at=None)
+            work.count_usage(receipt_bytes=len(receipt.body.encode()))
+            if receipt.delivered_at is not None:
+                work.delivered[receipt.receipt_id] = receipt.delivered_at
+        for receipt in back:
+            work.drop_record(stored.Archived, receipt.receipt_id)
         if back:
             note_return(work)
         return len(back)

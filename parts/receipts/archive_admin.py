@@ -42,13 +42,13 @@ async def list_archived_receipts(engine: Engine, caller: Caller,
         raise forbid(caller, "only an admin may list the whole archive; name a task_id or a receipt_id")
     mark = ("archive", ask.task_id, ask.receipt_id)
     after, limit = engine.open_cursor(caller, ask.cursor, *mark) or "", engine.limit_page(ask.limit)
-    found = await find_pointers(engine, caller.tenant_id, ask, after)
-    places = [one.receipt_id for one in found]
+    pointers = await find_pointers(engine, caller.tenant_id, ask, after)
+    places = [pointer.receipt_id for pointer in pointers]
     if caller.sees_all:
-        rows = await archive.load_archived(engine, found[:limit])
+        rows = await archive.load_archived(engine, pointers[:limit])
     else:       # the receipts of one task at most, so all are read before the page is cut
-        ours = found != [] and await is_party_of_task(engine, caller, found[0].task_id)
-        rows = [row for row in await archive.load_archived(engine, found)
+        ours = pointers != [] and await is_party_of_task(engine, caller, pointers[0].task_id)
+        rows = [row for row in await archive.load_archived(engine, pointers)
                 if ours or row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.seal_cursors(caller, places, limit, ask.cursor, *mark)
@@ -59,21 +59,21 @@ async def is_party_of_task(engine: Engine, caller: Caller, task_id: str) -> bool
     """Whether the caller owns a task or had its last lease, as the archived receipts prove: the task may be pruned."""
     pointers = await engine.backend.page(caller.tenant_id, queries.ArchivedFilter(task_id)) if task_id else []
     rows = await archive.load_archived(
-        engine, [one for one in pointers if one.receipt_type in (ASSIGNED.type, ACCEPTED.type)])
+        engine, [pointer for pointer in pointers if pointer.receipt_type in (ASSIGNED.type, ACCEPTED.type)])
     owners = [row.to for row in rows if row.receipt_type == ASSIGNED.type]
     holders = [row.sender for row in rows if row.receipt_type == ACCEPTED.type]
-    return any(one.same(caller.principal) for one in (*owners, *holders[-1:]))
+    return any(principal.same(caller.principal) for principal in (*owners, *holders[-1:]))
 
 
 async def find_pointers(engine: Engine, tenant_id: str, ask: wire_receipts.ListArchivedReceipts,
                         after: str) -> list[stored.Archived]:
     """Return the pointers to the requested receipts."""
     if ask.receipt_id is not None:
-        one = await engine.backend.record(tenant_id, stored.Archived, ask.receipt_id)
-        return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []
+        pointer = await engine.backend.record(tenant_id, stored.Archived, ask.receipt_id)
+        return [pointer] if pointer and pointer.receipt_id > after and ask.task_id in (None, pointer.task_id) else []
     if ask.task_id is not None:
         about = await engine.backend.page(tenant_id, queries.ArchivedFilter(ask.task_id))
-        return [one for one in about if one.receipt_id > after]
+        return [pointer for pointer in about if pointer.receipt_id > after]
     return await engine.backend.page(tenant_id, queries.Rows(stored.Archived, after))
 
 

@@ -101,13 +101,13 @@ async def read_content(answer: httpx2.Response, most_bytes: int) -> bytes:
 
 def answer_error(verb: str, answer: LedgerAnswer) -> Exception:
     """Turn a failed answer into an error: a refusal of the receipt, an outage, or an invalid answer."""
-    said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
+    message = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
     if answer.status_code == 404 and verb == "GET":
-        return sinks.Missing(said)
+        return sinks.Missing(message)
     if answer.status_code in AWAY_STATUSES:
         after = answer.headers.get("retry-after", "")
-        return sinks.Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
+        return sinks.Outage(message, float(after) if after.isascii() and after.isdigit() else 0.0,
                             untaken=answer.status_code not in ON_THE_WAY)
     if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
-        return sinks.Refusal(said)
-    return sinks.Garbled(said, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)
+        return sinks.Refusal(message)
+    return sinks.Garbled(message, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)

@@ -50,11 +50,11 @@ async def read_both_tables(engine: Engine, tenant_id: str, after: str | None, li
     """Read a page of receipts, then of the archive, so that one that moves there meanwhile is not missed."""
     rows = await engine.backend.page(tenant_id, queries.ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
-    away = [one for one in await engine.backend.page(tenant_id, queries.Rows(stored.Archived, after or ""))
-            if last is None or one.receipt_id < last][:limit]
+    away = [pointer for pointer in await engine.backend.page(tenant_id, queries.Rows(stored.Archived, after or ""))
+            if last is None or pointer.receipt_id < last][:limit]
     loaded = await archive.load_archived(engine, away)
-    found = {row.receipt_id: row for row in (*loaded, *rows)}     # a receipt may have moved since the first read
-    return wire_receipts.Exported([as_wire(row) for row in cut_page([found[id] for id in sorted(found)][:limit])])
+    receipts = {row.receipt_id: row for row in (*loaded, *rows)}     # a receipt may have moved since the first read
+    return wire_receipts.Exported([as_wire(row) for row in cut_page([receipts[id] for id in sorted(receipts)][:limit])])
 
 
 def cut_page(rows: list[stored.Receipt]) -> list[stored.Receipt]:
@@ -154,13 +154,13 @@ def find_flaw(settings: Settings, receipt: stored.Receipt) -> Problem | None:
                              f"{limits.max_parents} parents")
     try:
         parse_json(body, "body")
-        said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                            receipt.schedule_id, receipt.parents, body)
+        digest = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                              receipt.schedule_id, receipt.parents, body)
     except (errors.GateError, UnicodeEncodeError) as refusal:
         return "wrong_hash", f"its body is not JSON: {refusal}"
     # Security: no content is left that the hash of an erased receipt could fit; its sender is as free as with content,
     # whose hash anybody can compute.  An admin vouches for both.
-    is_true = said == receipt.hash or read_note(receipt.body) is not None
+    is_true = digest == receipt.hash or read_note(receipt.body) is not None
     if not is_true or len(set(receipt.parents)) < len(receipt.parents) or "\0" in receipt.body:
         return "wrong_hash", "its hash does not match its content"
     return None
@@ -192,8 +192,8 @@ def find_earlier_end(work: Work, receipt: stored.Receipt, written: dict[str, sto
     for parent in receipt.parents:
         opened, away = family.get(parent), work.find_record(stored.Archived, parent)
         if opened is not None and discharges(receipt, opened):
-            first = next((one.receipt_id for one in family.values()
-                          if one.receipt_id != receipt.receipt_id and discharges(one, opened)), None)
+            first = next((other.receipt_id for other in family.values()
+                          if other.receipt_id != receipt.receipt_id and discharges(other, opened)), None)
             if first is not None:
                 return "discharged_already", f"receipt {first} has discharged obligation {parent} here"
         # Only what is discharged moves to the archive.

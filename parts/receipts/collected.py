@@ -79,14 +79,14 @@ class Collected(TemporaryFile):
     def add(self, receipts: Iterable[stored.Receipt]) -> None:
         """Add receipts; a receipt without a key was not written by a gate."""
         receipts = list(receipts)
-        self.undone.update(id for one in receipts for id in list_undone(one))
+        self.undone.update(id for receipt in receipts for id in list_undone(receipt))
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
-            (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance,
-             is_sound(one) or (self.takes_erased and read_note(one.body) is not None), encode_json(one))
-            for one in receipts])
+            (receipt.receipt_id, receipt.task_id, receipt.receipt_type, receipt.receipt_key, receipt.asyncgate_instance,
+             is_sound(receipt) or (self.takes_erased and read_note(receipt.body) is not None), encode_json(receipt))
+            for receipt in receipts])
         self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
-            (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
+            (parent, receipt.receipt_type, receipt.receipt_id) for receipt in receipts for parent in receipt.parents])
         self.file.execute("COMMIT")
 
     def count(self) -> int:
@@ -120,9 +120,9 @@ class Collected(TemporaryFile):
 
     def get(self, receipt_ids: Iterable[str]) -> dict[str, stored.Receipt]:
         """Return the receipts with these ids, as far as they are here."""
-        found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                                  (encode_json(list(receipt_ids)).decode(),))
-        return {one.receipt_id: one for one in (decode_receipt(row[0]) for row in found)}
+        rows = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
+                                 (encode_json(list(receipt_ids)).decode(),))
+        return {receipt.receipt_id: receipt for receipt in (decode_receipt(row[0]) for row in rows)}
 
     def know(self, receipt_ids: Iterable[str]) -> None:
         """Note that the other side has these receipts."""
@@ -221,7 +221,7 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied, *,
                 tenant_id, queries.EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
             if page.unread:
                 raise Unreadable(f"{page.unread} receipts in the ledger cannot be read; the log names them")
-            collected.add([as_stored(one) for one in page.receipts])
+            collected.add([as_stored(receipt) for receipt in page.receipts])
             count(len(page.receipts))
             if page.cursor in (None, after):
                 for receipt_id in collected.undone:     # a strict gate offered it, and withdrew or overtook it

@@ -87,26 +87,26 @@ class Comparer:
         """Compare all tenants once; raises Unreadable and Interrupted."""
         ledger = self.engine.find_extension(Ledger)
         assert ledger is not None       # the gate is in integrated mode
-        sink, found = open_sink(allow_slow_reads(self.engine.settings)), Compared()
+        sink, comparison = open_sink(allow_slow_reads(self.engine.settings)), Compared()
         try:
             for tenant_id in await self.engine.backend.tenants():
-                await TenantComparison(self.engine, ledger, sink, tenant_id, found).run()
+                await TenantComparison(self.engine, ledger, sink, tenant_id, comparison).run()
         finally:
             await sink.close()
         ledger.last_comparison = wire.LedgerComparison(
-            to_utc(self.engine.backend.now()), found.receipts, found.sent_again, dict(found.differences))
-        return found.sent_again
+            to_utc(self.engine.backend.now()), comparison.receipts, comparison.sent_again, dict(comparison.differences))
+        return comparison.sent_again
 
 
 class TenantComparison:
     """Compares one tenant with the ledger, in one round."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, sink: Any, tenant_id: str, found: Compared) -> None:
+    def __init__(self, engine: Engine, ledger: Ledger, sink: Any, tenant_id: str, comparison: Compared) -> None:
         self.engine, self.backend, self.ledger, self.sink, self.tenant_id = (
             engine, engine.backend, ledger, sink, tenant_id)
         self.settled_at = self.backend.now() - SETTLED_SECONDS
         self.own = Compared()
-        self.counts = self.own, found, ledger.compared      # of this tenant, of this round, since the start
+        self.counts = self.own, comparison, ledger.compared      # of this tenant, of this round, since the start
         self.named: list[reconcile.Difference] = []
         self.places = dict[str, str | None]()   # in the ledger's list of the receipts of each instance
         self.listed = set[str]()                # instances whose list was read to its end
@@ -125,9 +125,10 @@ class TenantComparison:
         try:
             every = queries.ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK)
             async for page in walk(self.backend, self.tenant_id, every):
-                await self._compare_page([one for one in page if one.created_at <= self.settled_at], collected)
-                for one in page:
-                    collected.forget(one.receipt_id)
+                await self._compare_page([receipt for receipt in page if receipt.created_at <= self.settled_at],
+                                         collected)
+                for receipt in page:
+                    collected.forget(receipt.receipt_id)
                 if collected.count() > MOST_AHEAD:      # of receipts that are not here, or will be fetched one by one
                     collected.close()
                     collected = Collected()
@@ -148,7 +149,7 @@ class TenantComparison:
         """Compare task by task with a ledger that cannot list all receipts; here the receipts are whole."""
         async for page in walk(self.backend, self.tenant_id, queries.Rows(stored.Task, limit=TASKS_PER_LOOK)):
             with closing(reconcile.Findings()) as findings:
-                for task in (one for one in page if one.updated_at <= self.settled_at):
+                for task in (row for row in page if row.updated_at <= self.settled_at):
                     await self._compare_task(task, findings)
                 await self._settle(findings, None, findings.receipts)
 
@@ -167,72 +168,75 @@ class TenantComparison:
 
         Order: the outbox is read before the ledger.  What has left it by then is at the ledger.
         """
-        ids = tuple(one.receipt_id for one in page)
+        ids = tuple(receipt.receipt_id for receipt in page)
         waiting = {row.receipt_id for row in await self.backend.page(self.tenant_id, queries.OutboxOf(ids))}
-        sent = {one.receipt_id: one for one in page if one.receipt_id not in waiting and not reconcile.is_erased(one)}
+        sent = {receipt.receipt_id: receipt for receipt in page if receipt.receipt_id not in waiting
+                and not reconcile.is_erased(receipt)}
         await self._read_ahead(sent, collected)
         there = collected.get(sent)
         if left := [id for id in sent if id not in there]:
-            collected.add([as_stored(one) for one in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
+            collected.add([as_stored(receipt)
+                           for receipt in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
             there = collected.get(left) | there
-        for task_id in {one.task_id for id, one in sent.items() if id not in there} - {""}:
+        for task_id in {receipt.task_id for id, receipt in sent.items() if id not in there} - {""}:
             of = queries.EntryFilter(None, task_id, None, None, None, RECEIPTS_PER_COPY)
             theirs = await retry_read(partial(self.sink.page, self.tenant_id, of))
-            collected.add([as_stored(one) for one in theirs.receipts])
+            collected.add([as_stored(receipt) for receipt in theirs.receipts])
 
     async def _read_ahead(self, sent: dict[str, stored.Receipt], collected: Collected) -> None:
         """Read the ledger's list in step with the gate's, so that one call finds many receipts.
 
         Both lists are in the order of time, but not exactly; what is not found in this way is fetched by its id.
         """
-        for instance in {one.asyncgate_instance for one in sent.values()}:
-            wanted = [id for id, one in sent.items() if one.asyncgate_instance == instance]
+        for instance in {receipt.asyncgate_instance for receipt in sent.values()}:
+            wanted = [id for id, receipt in sent.items() if receipt.asyncgate_instance == instance]
             for _ in range(READS_AHEAD):
                 before = self.places.get(instance)
                 if len(collected.get(wanted)) == len(wanted) or instance in self.listed:
                     break
                 of = queries.EntryFilter(None, None, None, instance, before, RECEIPTS_PER_COPY)
                 listed = await retry_read(partial(self.sink.page, self.tenant_id, of))
-                collected.add([as_stored(one) for one in listed.receipts])
+                collected.add([as_stored(receipt) for receipt in listed.receipts])
                 self.places[instance] = listed.cursor
                 if listed.cursor in (None, before):
                     self.listed.add(instance)
 
     async def _list_stated(self, page: Iterable[stored.Receipt]) -> dict[str, str]:
         """Return the ids at the ledger of ends that workers stated there themselves, by their ids here."""
-        found = dict[str, str]()
-        for one in page:
-            if one.receipt_type in reconcile.STATED_TYPES and (mark := await self.backend.record(
-                    self.tenant_id, stored.LedgerMark, STATED_PREFIX + one.receipt_id)) is not None:
-                found[one.receipt_id] = mark.receipt_id
-        return found
+        marks = dict[str, str]()
+        for receipt in page:
+            if receipt.receipt_type in reconcile.STATED_TYPES and (mark := await self.backend.record(
+                    self.tenant_id, stored.LedgerMark, STATED_PREFIX + receipt.receipt_id)) is not None:
+                marks[receipt.receipt_id] = mark.receipt_id
+        return marks
 
     async def _check_ends(self, page: Iterable[stored.Receipt], findings: reconcile.Findings) -> None:
         """Check that each task that has ended also has a receipt of its end; whether the ledger has it is compared."""
         for duty in page:
             if duty.receipt_type != ASSIGNED.type:
                 continue
-            found = await self.backend.task(self.tenant_id, duty.task_id)
-            if found is None or found[0].status not in stored.TERMINAL:
+            snapshot = await self.backend.task(self.tenant_id, duty.task_id)
+            if snapshot is None or snapshot[0].status not in stored.TERMINAL:
                 continue
             receipts = await reconcile.list_known_receipts(self.backend, self.tenant_id, duty.task_id)
-            if not any(ENDING_STATUSES.get(one.receipt_type) == found[0].status for one in receipts):
-                findings.add("end_unproven", self.tenant_id, f"the task is {found[0].status}, and no receipt of the "
+            if not any(ENDING_STATUSES.get(receipt.receipt_type) == snapshot[0].status for receipt in receipts):
+                findings.add("end_unproven", self.tenant_id, f"the task is {snapshot[0].status}, and no receipt of the "
                              "gate states that", None, duty.task_id)
 
     # What follows.
 
     async def _settle(self, findings: reconcile.Findings, collected: Collected | None, receipts: int) -> None:
         """Count what was compared, and send again what the ledger lacks; raises Interrupted."""
-        real = [one for one in findings.all() if one.kind not in TOLD_ELSEWHERE and await self._is_current(one)]
-        for one in real:
+        real = [finding for finding in findings.all() if finding.kind not in TOLD_ELSEWHERE
+                and await self._is_current(finding)]
+        for difference in real:
             log.log(logging.WARNING if len(self.named) < NAMED_PER_TENANT else logging.DEBUG,
-                    "gate and ledger differ: %s tenant=%s task=%s receipt=%s: %s", one.kind, self.tenant_id,
-                    one.task_id, one.receipt_id, one.detail)
-            self.named += [one] if len(self.named) < NAMED_PER_TENANT else []
+                    "gate and ledger differ: %s tenant=%s task=%s receipt=%s: %s", difference.kind, self.tenant_id,
+                    difference.task_id, difference.receipt_id, difference.detail)
+            self.named += [difference] if len(self.named) < NAMED_PER_TENANT else []
         for count in self.counts:
             count.receipts += receipts
-            count.differences.update(one.kind for one in real)
+            count.differences.update(difference.kind for difference in real)
         await self._send_again(real, collected)
         await asyncio.sleep(PAUSE_SECONDS)
         if not await self.engine.leads(JOB):
@@ -241,21 +245,22 @@ class TenantComparison:
         if real and (await self.backend.lag(self.tenant_id)).waiting > most:
             raise Interrupted(f"more than {most} receipts wait for the ledger")
 
-    async def _is_current(self, one: reconcile.Difference) -> bool:
+    async def _is_current(self, difference: reconcile.Difference) -> bool:
         """Whether the receipt of a difference is still here as it was: it may have been pruned or erased since."""
-        if not one.receipt_id or one.kind in ("never_granted", "ended_there"):
+        if not difference.receipt_id or difference.kind in ("never_granted", "ended_there"):
             return True
-        receipt = await self.backend.receipt(self.tenant_id, one.receipt_id)
+        receipt = await self.backend.receipt(self.tenant_id, difference.receipt_id)
         return receipt is not None and not reconcile.is_erased(receipt)
 
     async def _send_again(self, differences: list[reconcile.Difference], collected: Collected | None) -> None:
         """Put what the ledger lacks into the outbox, with its body from here, or restored from its task."""
-        lost, bodies = [one for one in differences if one.kind == "lost_by_ledger"], dict[str, str]()
+        lost, bodies = [difference for difference in differences
+                        if difference.kind == "lost_by_ledger"], dict[str, str]()
         if collected is not None:
-            pairs = [(one.task_id, one.receipt_id) for one in lost]
+            pairs = [(difference.task_id, difference.receipt_id) for difference in lost]
             bodies = await restore_bodies(self.backend, self.tenant_id, pairs, collected)
-        again = [one for one in differences if one.kind == "missing_at_ledger"]
-        again += [one for one in lost if one.receipt_id in bodies]
+        again = [difference for difference in differences if difference.kind == "missing_at_ledger"]
+        again += [difference for difference in lost if difference.receipt_id in bodies]
         if not again:
             return
         await resend(self.engine, self.ledger.sink, self.tenant_id, again, bodies)
@@ -266,7 +271,7 @@ class TenantComparison:
     async def _tell(self) -> None:
         """Write one line of the audit log about the tenant's differences."""
         severity: Any = "critical" if self.own.differences["tampered"] else "warning"
-        named = [f"{one.kind} {one.receipt_id or one.task_id}" for one in self.named]
+        named = [f"{difference.kind} {difference.receipt_id or difference.task_id}" for difference in self.named]
 
         def write(work: Work) -> None:
             audit_change(self.engine, work, "ledger_differs", severity, self.engine.make_own_caller(self.tenant_id),

@@ -112,7 +112,7 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt
     engine.check_party(caller, by, created, caller.unlimited)
     if ask.task_id not in (None, created.task_id) and not takes_part(work, caller, by, ask.task_id):
         raise forbid(caller, f"task {ask.task_id} was neither created by you nor leased to you; leave task_id out")
-    if first := next((one for one in work.receipts.values() if discharges(one, created)), None):
+    if first := next((other for other in work.receipts.values() if discharges(other, created)), None):
         return first.receipt_id
     task_id = ask.task_id or created.task_id
     require_allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
@@ -133,16 +133,17 @@ def require_allowed(work: Work, caller: Caller, by: wire.Principal, contract: Co
     def own(parent: stored.Receipt) -> bool:
         return caller.unlimited or parent.to.same(by) or parent.sender.same(by) or takes_part(
             work, caller, by, parent.task_id)
-    said = stored.Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
-                          schedule_id or ask.schedule_id, "", "", "", parents=parents)
-    if why := broken_rule("emitted", said, [work.receipts[parent] for parent in parents], own):
+    receipt = stored.Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
+                             schedule_id or ask.schedule_id, "", "", "", parents=parents)
+    if why := broken_rule("emitted", receipt, [work.receipts[parent] for parent in parents], own):
         raise forbid(caller, why)
 
 
 def takes_part(work: Work, caller: Caller, by: wire.Principal, task_id: str | None) -> bool:
     """Whether a principal owns a task, or holds or held a lease of it; earlier leases show in their task.accepted."""
     task, lease = work.tasks.get(task_id or ""), work.leases.get(task_id or "")
-    accepted: Any = (one.sender for one in work.receipts.values() if (one.task_id, one.receipt_type) == (
+    accepted: Any = (receipt.sender for receipt in work.receipts.values()
+                     if (receipt.task_id, receipt.receipt_type) == (
         task_id, ACCEPTED.type))
     return caller.unlimited or (task is not None and task.owner.same(by)) or (
         lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)

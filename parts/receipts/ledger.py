@@ -65,8 +65,9 @@ async def store_receipt(engine: Engine, caller: Caller,
     results: list[wire_ledger.Stored | errors.GateError] = await engine.write(
         store_entries, load_entries, into, FiledReceipts(entries=entries))
     if not ask.alone:
-        return wire_ledger.StoredAll([stored_problem(ask, at, one) if isinstance(one, errors.GateError) else one
-                                      for at, one in enumerate(results)])
+        return wire_ledger.StoredAll([stored_problem(ask, at, outcome) if isinstance(outcome, errors.GateError)
+                                      else outcome
+                                      for at, outcome in enumerate(results)])
     if isinstance(results[0], errors.GateError):
         raise results[0]
     return results[0]
@@ -75,10 +76,11 @@ async def store_receipt(engine: Engine, caller: Caller,
 def stored_problem(ask: wire_ledger.StoreReceipts, at: int, no: errors.GateError) -> wire_ledger.Stored:
     """Return the error of one receipt of many, with its receipt_id if that is readable."""
     try:
-        said = decode_json(ask.receipts[at])["receipt_id"]
+        receipt_id = decode_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
-        said = None
-    return wire_ledger.Stored(said if isinstance(said, str) else None, error=wire.Problem(no.code, str(no), str(no)))
+        receipt_id = None
+    return wire_ledger.Stored(receipt_id if isinstance(receipt_id, str) else None,
+                              error=wire.Problem(no.code, str(no), str(no)))
 
 
 def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) -> tuple[str | None, stored.Entry]:
@@ -86,22 +88,23 @@ def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) ->
     if refusal := find_marked(content, place):
         raise refusal
     try:
-        said, whole = decode_arriving(content), decode_json(content)
+        receipt, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise errors.InvalidRequest(f"{place}: {wrong}") from None
     limits = engine.settings.receipts
-    if len(bytes(said.body)) > limits.max_body_size_bytes:
+    if len(bytes(receipt.body)) > limits.max_body_size_bytes:
         raise errors.ReceiptTooLarge(
-            f"the body has {len(bytes(said.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
-    if (parents := len(said.parents or ())) > limits.max_parents:
+            f"the body has {len(bytes(receipt.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
+    if (parents := len(receipt.parents or ())) > limits.max_parents:
         raise errors.TooManyParents(f"{parents} parents; a receipt may have at most {limits.max_parents} (PH.5)")
-    sender = wire_ledger.principal_of(said.sender)
+    sender = wire_ledger.principal_of(receipt.sender)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
-    return said.tenant_id, stored.Entry(
-        said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
-        said.asyncgate_instance or "", digest, content.decode(),
+    return receipt.tenant_id, stored.Entry(
+        receipt.receipt_id, "", receipt.receipt_type, receipt.task_id or "", sender.kind, sender.id, receipt.to.kind,
+        receipt.to.id,
+        receipt.asyncgate_instance or "", digest, content.decode(),
         caller.principal.kind, caller.principal.id, caller.role)
 
 

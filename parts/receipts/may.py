@@ -47,8 +47,8 @@ def discharges(child: stored.Receipt, parent: stored.Receipt) -> bool:
 
 def is_erased_schedule(child: stored.Receipt, parent: stored.Receipt) -> bool:
     """Whether an erasure has taken the schedule's id from one of two receipts; which schedule it was shows no more."""
-    return any(read_note(one.body) is not None and (one.schedule_id or "").startswith(PSEUDONYM)
-               for one in (child, parent))
+    return any(read_note(receipt.body) is not None and (receipt.schedule_id or "").startswith(PSEUDONYM)
+               for receipt in (child, parent))
 
 
 def broken_rule(way: Way, child: stored.Receipt, parents: Iterable[stored.Receipt],

@@ -59,55 +59,57 @@ class Mender:
         unsent = findings.of(tenant_id, "missing_at_ledger", "parked")
         for batch in batches(unsent, RECEIPTS_PER_RESEND):
             await resend(self.engine, self.ledger.sink, tenant_id, batch)
-            self.done.update(one.kind for one in batch)
-        for one in findings.of(tenant_id, "never_granted"):
-            self.done[one.kind] += await self._undo(one)
+            self.done.update(difference.kind for difference in batch)
+        for difference in findings.of(tenant_id, "never_granted"):
+            self.done[difference.kind] += await self._undo(difference)
         if collected is not None:
-            for one in findings.of(tenant_id, *AHEAD):
-                self.done[one.kind] += await self._take_over(one, collected)
-        for one in findings.of(tenant_id, "ended_twice"):
-            overtaken = partial(write_overtaken, self.engine, task_id=one.task_id, receipt_id=one.receipt_id)
-            await self.engine.change(tenant_id, overtaken, tasks=[one.task_id])
-            self.done[one.kind] += 1
-        for one in findings.of(tenant_id, "ended_there"):
-            self.done[one.kind] += await self._note_end(one)
-        for one in findings.of(tenant_id, "lease_unbacked"):
-            end = partial(end_unbacked_lease, task_id=one.task_id, accepted=one.receipt_id)
-            self.done[one.kind] += await self.engine.change(tenant_id, end, tasks=[one.task_id])
+            for difference in findings.of(tenant_id, *AHEAD):
+                self.done[difference.kind] += await self._take_over(difference, collected)
+        for difference in findings.of(tenant_id, "ended_twice"):
+            overtaken = partial(write_overtaken, self.engine, task_id=difference.task_id,
+                                receipt_id=difference.receipt_id)
+            await self.engine.change(tenant_id, overtaken, tasks=[difference.task_id])
+            self.done[difference.kind] += 1
+        for difference in findings.of(tenant_id, "ended_there"):
+            self.done[difference.kind] += await self._note_end(difference)
+        for difference in findings.of(tenant_id, "lease_unbacked"):
+            end = partial(end_unbacked_lease, task_id=difference.task_id, accepted=difference.receipt_id)
+            self.done[difference.kind] += await self.engine.change(tenant_id, end, tasks=[difference.task_id])
 
-    async def _undo(self, one: Difference) -> bool:
+    async def _undo(self, difference: Difference) -> bool:
         """Put the receipt into the outbox that undoes a lease that was never granted; tell whether there was one."""
         from asyncgate.parts.receipts import reconcile_receiptgate as part
         sink = self.ledger.sink
-        if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
+        if (snapshot := await self.engine.backend.task(difference.tenant_id, difference.task_id)) is None:
             return False
         now = self.engine.backend.now()
-        row = await part.find_acceptance(sink, one.tenant_id, found[0], one.receipt_id, now)
+        row = await part.find_acceptance(sink, difference.tenant_id, snapshot[0], difference.receipt_id, now)
         if row is None:
             return False
-        await self.engine.backend.transact(one.tenant_id, Needs(tasks={one.task_id}), partial(undo, sink, [row]))
+        await self.engine.backend.transact(difference.tenant_id, Needs(tasks={difference.task_id}),
+                                           partial(undo, sink, [row]))
         return True
 
-    async def _note_end(self, one: Difference) -> bool:
+    async def _note_end(self, difference: Difference) -> bool:
         """Note an end that only the ledger has as offered; the gate adopts it when it serves, if it was lawful."""
         from asyncgate.parts.receipts import reconcile_receiptgate as part
-        if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
+        if (snapshot := await self.engine.backend.task(difference.tenant_id, difference.task_id)) is None:
             return False
-        row = await part.find_stated_end(self.ledger.sink, one.tenant_id, found[0], one.receipt_id)
+        row = await part.find_stated_end(self.ledger.sink, difference.tenant_id, snapshot[0], difference.receipt_id)
         if row is not None:
-            await self.engine.backend.transact(one.tenant_id, Needs(), lambda work: work.keep_record(row))
+            await self.engine.backend.transact(difference.tenant_id, Needs(), lambda work: work.keep_record(row))
         return row is not None
 
-    async def _take_over(self, one: Difference, collected: Collected) -> bool:
+    async def _take_over(self, difference: Difference, collected: Collected) -> bool:
         backend = self.engine.backend
-        if (found := await backend.task(one.tenant_id, one.task_id)) is None:
+        if (snapshot := await backend.task(difference.tenant_id, difference.task_id)) is None:
             return False
-        task, lease, _ = found
-        behind = await find_behind(backend, one.tenant_id, collected, task)
+        task, lease, _ = snapshot
+        behind = await find_behind(backend, difference.tenant_id, collected, task)
         if not behind.ahead or describe_lead(task, lease, behind) not in AHEAD:
             return False
         return await self.engine.change(
-            one.tenant_id, partial(take_over, seen=task, behind=behind),
+            difference.tenant_id, partial(take_over, seen=task, behind=behind),
             *((stored.Schedule, (receipt.schedule_id,)) for receipt in behind.ahead if receipt.schedule_id),
             tasks=[task.task_id], receipts=[parent for receipt in behind.ahead for parent in receipt.parents])
 
@@ -132,7 +134,7 @@ class Mender:
 async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Difference],
                  bodies: Mapping[str, str] = MappingProxyType({})) -> None:
     """Put receipts into the outbox, with their bodies from here or from `bodies`; refused ones wait again."""
-    ids = [one.receipt_id for one in lacking]
+    ids = [difference.receipt_id for difference in lacking]
 
     def put(work: Work) -> None:
         for receipt_id in ids:
@@ -150,7 +152,7 @@ async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Diffe
                     work.keep_record(stored.Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
     # A ledger that does not read receipts is also told of tasks.
-    tasks = [] if sink.reads else [one.task_id for one in lacking if one.task_id]
+    tasks = [] if sink.reads else [difference.task_id for difference in lacking if difference.task_id]
     await engine.change(tenant_id, put, *((stored.Outgoing, (id,)) for id in ids), tasks=tasks, receipts=ids)
 
 
@@ -178,8 +180,8 @@ def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
     over, was_over = bool(story.ends), task.status in stored.TERMINAL
     loose = _end_lease(work, task, lease, story, ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
-    failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
-    lost = sum(one.receipt_type == EXPIRED.type and restated.body_of(one).get("reason") != "released" for one in ahead)
+    failed = sum(row.receipt_type == FAILED.type and task.duty not in row.parents for row in ahead)
+    lost = sum(row.receipt_type == EXPIRED.type and restated.body_of(row).get("reason") != "released" for row in ahead)
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
                                "attempt": task.attempt + failed, "expiries": task.expiries + lost}
     if over and not was_over:
@@ -216,7 +218,7 @@ def _end_lease(work: Work, task: stored.Task, lease: stored.Lease | None, story:
     if leased and last is not None:
         work.set_lease(replace(last, fence=task.fence + leased))
         return True
-    told = bool(story.ends) or any(lease and one.lease_id == lease.lease_id for one in ahead)
+    told = bool(story.ends) or any(lease and receipt.lease_id == lease.lease_id for receipt in ahead)
     if lease is None or lease.ending != "live" or not told:
         return False
     work.set_lease(replace(lease, ending=story.ending))

@@ -67,43 +67,43 @@ class Noticer(Adopter):
         theirs = await self.reading.ask_ledger(lambda: sink.of_task(tenant_id, task.task_id))
         if sink.binds is not True:
             return
-        for one in theirs:
-            found = stated_ending(one, task, lease, sink.source)
-            if found is not None and (tenant_id, found.receipt_id) not in self.judged:
-                await self._request(tenant_id, found)
-                self.judged.put((tenant_id, found.receipt_id), None)
+        for row in theirs:
+            receipt = stated_ending(row, task, lease, sink.source)
+            if receipt is not None and (tenant_id, receipt.receipt_id) not in self.judged:
+                await self._request(tenant_id, receipt)
+                self.judged.put((tenant_id, receipt.receipt_id), None)
 
 
-def stated_ending(one: dict[str, Any], task: stored.Task, lease: stored.Lease, source: str) -> Filed | None:
+def stated_ending(row: dict[str, Any], task: stored.Task, lease: stored.Lease, source: str) -> Filed | None:
     """Return a worker's statement that its task has ended, in the form of a gate's receipt; None for other receipts."""
-    receipt_type = RECEIPT_TYPE_OF_STATUS.get(one.get("status", "")) if one.get("phase") == "complete" else None
-    by = one.get("source_system")
+    receipt_type = RECEIPT_TYPE_OF_STATUS.get(row.get("status", "")) if row.get("phase") == "complete" else None
+    by = row.get("source_system")
     if receipt_type is None or by == source:
         return None
-    metadata, worker = one.get("metadata"), lease.worker_kind
+    metadata, worker = row.get("metadata"), lease.worker_kind
     lease_id = metadata.get("lease_id") if isinstance(metadata, dict) else None
     try:
         return msgspec.convert({
-            "receipt_id": one.get("receipt_id"), "receipt_type": receipt_type, "created_at": one.get("created_at"),
-            "from": {"kind": worker, "id": one.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
+            "receipt_id": row.get("receipt_id"), "receipt_type": receipt_type, "created_at": row.get("created_at"),
+            "from": {"kind": worker, "id": row.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
             "task_id": task.task_id, "lease_id": lease_id or lease.lease_id, "tenant_id": "",
-            "parents": [task.duty] if one.get("obligation_id") == task.duty else [],
-            "body": Raw(to_canonical(stated_body(one, receipt_type))),
+            "parents": [task.duty] if row.get("obligation_id") == task.duty else [],
+            "body": Raw(to_canonical(stated_body(row, receipt_type))),
             "stated_by": {"kind": worker, "id": by}}, type=Filed)
     except msgspec.ValidationError:
         return None
 
 
-def stated_body(one: dict[str, Any], receipt_type: str) -> dict[str, Any]:
+def stated_body(row: dict[str, Any], receipt_type: str) -> dict[str, Any]:
     """Return the body of a ReceiptGate receipt in the form of a gate's body."""
-    body, text = one.get("body"), one.get("outcome_text")
-    said: dict[str, Any] = body if isinstance(body, dict) else {}
+    body, text = row.get("body"), row.get("outcome_text")
+    members: dict[str, Any] = body if isinstance(body, dict) else {}
     text = None if text in SAID else text
     if receipt_type == FAILED.type:     # the obligation has ended at the ledger, so there is no further attempt
-        return {"error": said.get("error") or {"code": "failed", "message": text}}
-    where = {name: one[name] for name in ("artifact_pointer", "artifact_location", "artifact_mime", "artifact_checksum")
-             if one.get(name) not in (None, *SAID)}
-    result = said.get("result_payload", said.get("result", text))
-    return {"result_payload": result, "artifacts": [where] if "artifact_pointer" in where else said.get("artifacts"),
-            "delivery_proof": said.get("delivery_proof"), "result_summary": said.get("result_summary")}
+        return {"error": members.get("error") or {"code": "failed", "message": text}}
+    where = {name: row[name] for name in ("artifact_pointer", "artifact_location", "artifact_mime", "artifact_checksum")
+             if row.get(name) not in (None, *SAID)}
+    result = members.get("result_payload", members.get("result", text))
+    return {"result_payload": result, "artifacts": [where] if "artifact_pointer" in where else members.get("artifacts"),
+            "delivery_proof": members.get("delivery_proof"), "result_summary": members.get("result_summary")}
 

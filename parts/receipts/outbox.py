@@ -161,13 +161,13 @@ class Ledger(Extension):
 
     async def lag(self, tenant_id: str | None = None) -> wire.LedgerLag:
         """Return how far the ledger lags, for one tenant or all."""
-        found = await self.sender.lag(tenant_id)
+        lag = await self.sender.lag(tenant_id)
         unsettled = 0
         if self.strict is not None and self.strict.lasting:
             tenants = [tenant_id] if tenant_id is not None else await self.engine.backend.unsent()
             unsettled = await self.strict.count_unsettled(tenants)
-        age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
-        return wire.LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit, unsettled)
+        age = max(self.engine.backend.now() - lag.oldest_at, 0.0) if lag.oldest_at is not None else 0.0
+        return wire.LedgerLag(lag.waiting, lag.parked, round(age, 3), self.circuit, unsettled)
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:

@@ -75,23 +75,23 @@ class Push:
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
         """Send all receipts of a tenant; raises LedgerAway."""
         async for page in pages:
-            for batch in batches(page, RECEIPTS_PER_CALL, CALL_BYTES, lambda one: len(one.content or b"")):
+            for batch in batches(page, RECEIPTS_PER_CALL, CALL_BYTES, lambda entry: len(entry.content or b"")):
                 await self._send(tenant_id, batch)
                 self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
                 self.count(len(batch))
 
     async def _send(self, tenant_id: str, batch: list[Ready]) -> None:
-        await self._look_up(tenant_id, [one.receipt for one in batch if one.content is None])
-        whole = [one for one in batch if one.content is not None]
+        await self._look_up(tenant_id, [entry.receipt for entry in batch if entry.content is None])
+        whole = [entry for entry in batch if entry.content is not None]
         if whole and not await self._send_many(tenant_id, whole):
             chains = defaultdict[str, list[Ready]](list)
-            for one in whole:
-                chains[one.receipt.task_id or one.receipt.receipt_id].append(one)
+            for entry in whole:
+                chains[entry.receipt.task_id or entry.receipt.receipt_id].append(entry)
             await send_chains(self._send_chain(tenant_id, chain) for chain in chains.values())
 
     async def _look_up(self, tenant_id: str, bare: list[stored.Receipt]) -> None:
         """Check that the ledger has the receipts of which this gate keeps only a hash."""
-        theirs = await self._fetch(tenant_id, [one.receipt_id for one in bare]) if bare else {}
+        theirs = await self._fetch(tenant_id, [row.receipt_id for row in bare]) if bare else {}
         for receipt in bare:
             if receipt.receipt_id not in theirs:
                 self.tally.lost += 1
@@ -106,25 +106,25 @@ class Push:
         if self.singly or (send_many := getattr(self.sink, "send_many", None)) is None:
             return False
         try:
-            refusals = await self._ask(lambda: send_many(tenant_id, [one.content for one in batch]))
+            refusals = await self._ask(lambda: send_many(tenant_id, [entry.content for entry in batch]))
         except Singly as why:
             self.singly = len(batch) == 1       # else the size alone may be the reason
             log.info("the ledger does not take %d receipts in one call: %s", len(batch), why)
             return False
-        for one, refusal in zip(batch, refusals, strict=True):
-            await self._count_answer(tenant_id, one.receipt, refusal)
+        for entry, refusal in zip(batch, refusals, strict=True):
+            await self._count_answer(tenant_id, entry.receipt, refusal)
         return True
 
     async def _send_chain(self, tenant_id: str, chain: list[Ready]) -> None:
         """Send the receipts of one task, one after another."""
-        for one in chain:
+        for entry in chain:
             async with self.wires:
                 refusal: Refusal | None = None
                 try:
-                    await self._ask(partial(self.wires.send, self.sink, tenant_id, one.content or b""))
+                    await self._ask(partial(self.wires.send, self.sink, tenant_id, entry.content or b""))
                 except Refusal as refused:
                     refusal = refused
-                await self._count_answer(tenant_id, one.receipt, refusal)
+                await self._count_answer(tenant_id, entry.receipt, refusal)
 
     async def _count_answer(self, tenant_id: str, receipt: stored.Receipt, refusal: Refusal | None) -> None:
         """Count an answer; a refused receipt counts as taken if the ledger has the worker's own statement of it."""
@@ -139,10 +139,10 @@ class Push:
     async def _fetch(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, stored.Receipt]:
         """Return the ledger's copies of some receipts."""
         try:
-            found = await self._ask(lambda: self.sink.fetch(tenant_id, receipt_ids))
+            receipts = await self._ask(lambda: self.sink.fetch(tenant_id, receipt_ids))
         except (Refusal, msgspec.MsgspecError, UnicodeError) as wrong:
             raise LedgerAway(f"the ledger cannot be read: {wrong}") from None
-        return {one.receipt_id: as_stored(one) for one in found}
+        return {receipt.receipt_id: as_stored(receipt) for receipt in receipts}
 
     def _refuse(self, receipt: stored.Receipt, why: str) -> None:
         self.tally.refused += 1
@@ -166,8 +166,8 @@ async def send_chains(sending: Iterable[Any]) -> None:
     """Send chains concurrently; the first failure stops all."""
     try:
         async with asyncio.TaskGroup() as group:
-            for one in sending:
-                group.create_task(one)
+            for coroutine in sending:
+                group.create_task(coroutine)
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
 
@@ -184,16 +184,16 @@ class FromDatabase:
     async def pages(self, tenant_id: str, after: str) -> AsyncIterator[list[Ready]]:
         """Yield a tenant's receipts in the order of their ids, after a given one."""
         while exported := (await export_page(self.engine, tenant_id, after or None)).receipts:
-            page = [as_stored_receipt(one) for one in exported]
+            page = [as_stored_receipt(receipt) for receipt in exported]
             after = page[-1].receipt_id
             yield await self._ready(tenant_id, page)
 
     async def _ready(self, tenant_id: str, page: list[stored.Receipt]) -> list[Ready]:
         backend, ready = self.engine.backend, list[Ready]()
         outbox = {row.receipt_id: row.content.encode()
-                  for row in await backend.page(tenant_id, queries.OutboxOf(tuple([one.receipt_id for one in page])))}
+                  for row in await backend.page(tenant_id, queries.OutboxOf(tuple([row.receipt_id for row in page])))}
         tasks = {} if self.push.sink.reads else {
-            task_id: await backend.task(tenant_id, task_id) for task_id in {one.task_id for one in page} - {""}}
+            task_id: await backend.task(tenant_id, task_id) for task_id in {row.task_id for row in page} - {""}}
         for receipt in page:
             content = outbox.get(receipt.receipt_id)
             if content is None and receipt.body:
@@ -204,12 +204,12 @@ class FromDatabase:
             ready.append(Ready(receipt, content))
         return ready
 
-    def _render(self, tenant_id: str, receipt: stored.Receipt, found: Any) -> bytes | None:
+    def _render(self, tenant_id: str, receipt: stored.Receipt, snapshot: Any) -> bytes | None:
         if not self.push.sink.reads and read_note(receipt.body) is not None:
             return None         # a ReceiptGate has receipts in a form of its own, and none for what was erased
         task: stored.Task | None
         lease: stored.Lease | None
-        task, lease = found[:2] if found else (None, None)
+        task, lease = snapshot[:2] if snapshot else (None, None)
         content: bytes | None = self.push.sink.render(tenant_id, receipt, task, lease)
         return content
 
@@ -217,4 +217,5 @@ class FromDatabase:
 async def read_exported(push: Push, tenant_id: str, path: str, after: str) -> AsyncIterator[list[Ready]]:
     """Yield the receipts of an exported file, after a given one; the file was verified before."""
     for batch in batches(Reading(path).rows(), RECEIPTS_PER_CALL):
-        yield [Ready(one, push.sink.render(tenant_id, one, None)) for one in batch if one.receipt_id > after]
+        yield [Ready(receipt, push.sink.render(tenant_id, receipt, None)) for receipt in batch
+               if receipt.receipt_id > after]

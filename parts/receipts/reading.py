@@ -61,24 +61,24 @@ class Shelf(Struct):
         self.until.update(dict.fromkeys((id for id in self.latest if id in self.rows), self.last_own))
         self.latest.clear()
 
-    def place(self, one: wire.ReceiptRecord) -> tuple[datetime, int]:
+    def place(self, receipt: wire.ReceiptRecord) -> tuple[datetime, int]:
         """Return by what a receipt is sorted among the gate's own: its time, within the limits of its arrival.
 
         Its author may have any clock.  By that alone one receipt from the future would stand above all others for
         ever, and one from a slow clock would never be seen.
         """
-        since, until = self.since.get(one.receipt_id), self.until.get(one.receipt_id)
-        if until is not None and one.created_at >= until:
+        since, until = self.since.get(receipt.receipt_id), self.until.get(receipt.receipt_id)
+        if until is not None and receipt.created_at >= until:
             return until, -1
-        return (since, 1) if since is not None and one.created_at <= since else (one.created_at, 0)
+        return (since, 1) if since is not None and receipt.created_at <= since else (receipt.created_at, 0)
 
-    def add(self, one: wire.ReceiptRecord) -> None:
+    def add(self, receipt: wire.ReceiptRecord) -> None:
         """Append a receipt; drop the oldest rows if the cache is too large."""
-        self.rows[one.receipt_id] = one
-        self.latest.append(one.receipt_id)
+        self.rows[receipt.receipt_id] = receipt
+        self.latest.append(receipt.receipt_id)
         if self.last_own is not None:
-            self.since[one.receipt_id] = self.last_own
-        self.size += receipt_weight(one)
+            self.since[receipt.receipt_id] = self.last_own
+        self.size += receipt_weight(receipt)
         while self.size > self.most and len(self.rows) > 1:
             oldest = self.rows.pop(next(iter(self.rows)))
             self.size, self.cut = self.size - receipt_weight(oldest), True
@@ -120,8 +120,8 @@ class Reading(Extension):
         room = engine.limit_page(ask.limit) - len(reply.receipts)
         more = reply.next_cursor is not None
         if not more:
-            others = [one for one in await self._list_others(where, theirs, warnings)
-                      if ask.receipt_type in (None, one.receipt_type)]
+            others = [receipt for receipt in await self._list_others(where, theirs, warnings)
+                      if ask.receipt_type in (None, receipt.receipt_type)]
             reply.receipts += others[:room]
             theirs, more = others[:room][-1].receipt_id if others[:room] else theirs, len(others) > room
         if theirs or more:
@@ -142,12 +142,12 @@ class Reading(Extension):
 
     async def _foreign(self, caller: Caller, ask: wire.GetReceipt | wire.AckReceipt) -> wire.ReceiptRecord:
         try:
-            found = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
+            receipts = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
         except Outage:
-            found = []
-        if not found:
+            receipts = []
+        if not receipts:
             raise errors.ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        return found[0].shown()
+        return receipts[0].shown()
 
     async def get_task_history(self, engine: Engine, caller: Caller, ask: wire.GetTaskHistory) -> wire.History:
         """Return what happened to a task at this gate, with the bodies of its receipts."""
@@ -200,7 +200,7 @@ class Reading(Extension):
 
     async def _fill(self, tenant_id: str, records: list[wire.ReceiptRecord]) -> list[str]:
         """Fill in the bodies of skeletons, from the outbox or the ledger; return warnings."""
-        bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
+        bare = {record.receipt_id: record for record in records if bytes(record.body) == b"null"}
         for row in await self.engine.backend.page(tenant_id, queries.OutboxOf(tuple(bare))) if bare else ():
             bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
         for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
@@ -208,13 +208,13 @@ class Reading(Extension):
         if not bare:
             return []
         try:
-            found = await self.ask_ledger(lambda: self.sink.fetch(tenant_id, list(bare)))
+            receipts = await self.ask_ledger(lambda: self.sink.fetch(tenant_id, list(bare)))
         except Outage:
             return [UNREADABLE]
-        for one in found:
-            if one.receipt_id in bare:
-                bare.pop(one.receipt_id).body = one.body
-            self._remember((tenant_id, one.receipt_id), one.body)
+        for receipt in receipts:
+            if receipt.receipt_id in bare:
+                bare.pop(receipt.receipt_id).body = receipt.body
+            self._remember((tenant_id, receipt.receipt_id), receipt.body)
         if bare:
             await self._fill_stated(tenant_id, bare)
         return [MISSING.format(len(bare))] if bare else []
@@ -226,10 +226,10 @@ class Reading(Extension):
             if stated is None:
                 continue
             with contextlib.suppress(Outage):
-                for one in await self.ask_ledger(
+                for receipt in await self.ask_ledger(
                     lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
-                    bare.pop(receipt_id).body = one.body
-                    self._remember((tenant_id, receipt_id), one.body)
+                    bare.pop(receipt_id).body = receipt.body
+                    self._remember((tenant_id, receipt_id), receipt.body)
 
     def _remember(self, key: tuple[str, str], body: Raw) -> None:
         """Cache a body; drop the oldest bodies if the cache is too large."""
@@ -296,7 +296,7 @@ class Reading(Extension):
         if shelf.cut and after not in shelf.rows:
             return await self._list_uncached(where, after, warnings)
         rows = list(shelf.rows.values())
-        places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
+        places = {receipt.receipt_id: at for at, receipt in enumerate(rows, 1)}
         return rows[places.get(after or "", 0):]
 
     async def _list_uncached(self, where: Where, after: str | None, warnings: list[str]) -> list[wire.ReceiptRecord]:
@@ -316,41 +316,42 @@ class Reading(Extension):
         for _ in range(pages):
             of = queries.EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
-            found = [(one, await self._is_ours(tenant_id, one)) for one in page.receipts]
+            pairs = [(receipt, await self._is_ours(tenant_id, receipt)) for receipt in page.receipts]
             if shelf.after != of.after:
                 continue        # another call has read this page meanwhile: go on behind it
-            for one, ours in found:
-                shelf.pass_own(one.created_at) if ours else shelf.add(one.shown())
+            for receipt, ours in pairs:
+                shelf.pass_own(receipt.created_at) if ours else shelf.add(receipt.shown())
             if page.cursor in (None, of.after):
                 return
             shelf.after = page.cursor
 
-    async def _is_ours(self, tenant_id: str, one: Filed) -> bool:
+    async def _is_ours(self, tenant_id: str, receipt: Filed) -> bool:
         """Whether this gate has a skeleton of the receipt; it has all skeletons of an instance, or none."""
-        if one.receipt_key and one.asyncgate_instance in self.ours:
+        if receipt.receipt_key and receipt.asyncgate_instance in self.ours:
             return True
         backend = self.engine.backend
-        here = await backend.receipt(tenant_id, one.receipt_id) is not None or (
-            await backend.record(tenant_id, stored.Archived, one.receipt_id) is not None)
-        if here and one.receipt_key:
-            self.ours.add(one.asyncgate_instance)
-        return here or await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + one.receipt_id) is not None
+        here = await backend.receipt(tenant_id, receipt.receipt_id) is not None or (
+            await backend.record(tenant_id, stored.Archived, receipt.receipt_id) is not None)
+        if here and receipt.receipt_key:
+            self.ours.add(receipt.asyncgate_instance)
+        return here or await backend.record(tenant_id, stored.LedgerMark,
+                                            ADOPTED_PREFIX + receipt.receipt_id) is not None
 
     async def _list_owed(self, where: Where, after: str | None, most: int,
                          warnings: list[str]) -> list[wire.ReceiptRecord]:
         """Return the obligations that others opened and that no receipt in the ledger discharges."""
         shelf, owed = self._shelf(where), list[wire.ReceiptRecord]()
-        for one in await self._list_others(where, after, warnings):
-            if one.receipt_type not in TERMINATES or one.receipt_id in shelf.closed:
+        for receipt in await self._list_others(where, after, warnings):
+            if receipt.receipt_type not in TERMINATES or receipt.receipt_id in shelf.closed:
                 continue
             try:
-                closed = await self._is_discharged(where[0], one)
+                closed = await self._is_discharged(where[0], receipt)
             except Outage:
                 return owed
             if closed:
-                shelf.closed.add(one.receipt_id)
+                shelf.closed.add(receipt.receipt_id)
             elif len(owed) < most:
-                owed.append(one)
+                owed.append(receipt)
         return owed
 
     async def _is_discharged(self, tenant_id: str, opened: wire.ReceiptRecord) -> bool:
@@ -359,16 +360,16 @@ class Reading(Extension):
         while True:
             of = queries.EntryFilter(None, opened.task_id, None, None, after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
-            if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
+            if any(receipt.receipt_type in by and opened.receipt_id in receipt.parents for receipt in page.receipts):
                 return True
             if page.cursor in (None, after) or not page.receipts:
                 return False
             after = page.cursor
 
 
-def receipt_weight(one: wire.ReceiptRecord) -> int:
+def receipt_weight(receipt: wire.ReceiptRecord) -> int:
     """Estimate the size of a receipt in bytes."""
-    return len(bytes(one.body)) + ROW_BYTES
+    return len(bytes(receipt.body)) + ROW_BYTES
 
 
 def add_warnings(reply: T, warnings: Iterable[str]) -> T:

@@ -88,12 +88,12 @@ def choose(collected: Collected, instances: frozenset[str] | None) -> None:
 
     Raises SeveralGates if no gate is chosen and several wrote the receipts.
     """
-    found = collected.instances()
-    if instances is None and len(found) > 1:
-        listed = ", ".join(f"{name or 'nameless'} ({count})" for name, count in found.items())
+    counts = collected.instances()
+    if instances is None and len(counts) > 1:
+        listed = ", ".join(f"{name or 'nameless'} ({count})" for name, count in counts.items())
         raise SeveralGates(f"several instances wrote these receipts: {listed}.  Name this gate's instances with "
                            "--instance, or give --all-instances")
-    collected.keep_only(instances if instances is not None else frozenset(found))
+    collected.keep_only(instances if instances is not None else frozenset(counts))
     for statement in [receipt for receipt in collected.all() if not receipt.receipt_key]:
         if (taken := find_adopted(collected, statement)) is None:
             collected.forget(statement.receipt_id)
@@ -108,7 +108,7 @@ def find_adopted(collected: Collected, statement: stored.Receipt) -> stored.Rece
     if contract is None or not ready:
         return None
     told = collected.get(ready)[ready[0]]
-    duties = [one for one in collected.of_task(statement.task_id) if one.receipt_type == "task.assigned"]
+    duties = [receipt for receipt in collected.of_task(statement.task_id) if receipt.receipt_type == "task.assigned"]
     body = restated.body_of(told)
     located = contract is FAILED or bool(find_location(body.get("artifacts") or [], body.get("delivery_proof")))
     parents = (duties[0].receipt_id,) if duties and located else ()
@@ -124,7 +124,7 @@ def require_undamaged(collected: Collected, skip: bool) -> list[str]:
 
     With `skip`, leave damaged receipts out instead; return the problems found.
     """
-    damaged = [one.receipt_id for one in collected.unsound()]
+    damaged = [receipt.receipt_id for receipt in collected.unsound()]
     if damaged and not skip:
         more = f" and {len(damaged) - SHOWN} more" if len(damaged) > SHOWN else ""
         raise Damaged(f"the hash of {len(damaged)} receipts does not match their content: "
@@ -161,13 +161,15 @@ class Rebuild:
             late += [(task_id, end) for task_id, story in page for end in story.unready]
             self.count(len(page))
         for receipts in batches(self.collected.all(), RECEIPTS_PER_BATCH):
-            opened = [one for one in receipts if one.receipt_type in TERMINATES and not self.collected.answered(one)]
-            schedules = [stored.Schedule(one.schedule_id or "", one.to_kind, one.to_id, one.from_kind, one.from_id,
-                                  one.receipt_id)      # its scheduler reports the other fields later
-                         for one in opened if one.receipt_type == SCHEDULED.type]
+            opened = [receipt for receipt in receipts if receipt.receipt_type in TERMINATES
+                      and not self.collected.answered(receipt)]
+            schedules = [stored.Schedule(receipt.schedule_id or "", receipt.to_kind, receipt.to_id, receipt.from_kind,
+                                         receipt.from_id,
+                                  receipt.receipt_id)      # its scheduler reports the other fields later
+                         for receipt in opened if receipt.receipt_type == SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)
-            self.tally.erased += sum(read_note(one.body) is not None for one in receipts)
+            self.tally.erased += sum(read_note(receipt.body) is not None for receipt in receipts)
             self.tally.obligations += len(opened)
             self.tally.schedules += len(schedules)
             self.count(len(receipts))
@@ -235,9 +237,9 @@ def put_tasks(settings: Settings, stories: list[restated.Story], work: Work) -> 
 def announce(engine: Engine, ends: list[tuple[str, stored.Receipt]], work: Work) -> None:
     """Write the task.result_ready of ended tasks to their owners."""
     for task_id, end in ends:
-        said = {name: value for name, value in restated.body_of(end).items() if name not in WITHIN}
+        fields = {name: value for name, value in restated.body_of(end).items() if name not in WITHIN}
         if end.receipt_type not in (COMPLETED.type, FAILED.type):
-            said = {}
+            fields = {}
         if end.receipt_type == FAILED.type:
-            said = {name: said[name] for name in said if name.startswith("error") or name == "how_to_retrieve"}
-        engine.announce_end(work, work.require_task(task_id), end, said)
+            fields = {name: fields[name] for name in fields if name.startswith("error") or name == "how_to_retrieve"}
+        engine.announce_end(work, work.require_task(task_id), end, fields)

@@ -112,9 +112,9 @@ class Findings(TemporaryFile):
             receipt_id: str = "") -> None:
         """Add a difference."""
         self.counts[kind] += 1
-        one = Difference(kind, tenant_id, detail, receipt_id or (receipt.receipt_id if receipt else ""),
-                         task_id or (receipt.task_id if receipt else ""), KINDS[kind].cure)
-        self.file.execute("INSERT INTO found VALUES (?, ?, ?)", (tenant_id, kind, msgspec.json.encode(one)))
+        difference = Difference(kind, tenant_id, detail, receipt_id or (receipt.receipt_id if receipt else ""),
+                                task_id or (receipt.task_id if receipt else ""), KINDS[kind].cure)
+        self.file.execute("INSERT INTO found VALUES (?, ?, ?)", (tenant_id, kind, msgspec.json.encode(difference)))
 
     def all(self) -> Iterator[Difference]:
         """Yield all differences."""
@@ -203,14 +203,15 @@ class Comparison:
 
     async def compare_page(self, page: list[stored.Receipt]) -> None:
         """Search the ledger for some receipts of the gate."""
-        self.instances.update(one.asyncgate_instance for one in page)
-        ids = [one.receipt_id for one in page]
+        self.instances.update(row.asyncgate_instance for row in page)
+        ids = [row.receipt_id for row in page]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, queries.OutboxOf(tuple(ids)))}
         there = [self.stated.get(id, id) for id in ids]     # a worker's statement may have another id at the ledger
         theirs = self.collected.get(there)
-        if late := [one for one in there if one not in theirs and one not in outbox]:   # may have arrived since
-            found = await retry_read(lambda: self.sink.fetch(self.tenant_id, late))
-            self.collected.add([as_stored(one) for one in found])
+        # may have arrived since
+        if late := [receipt_id for receipt_id in there if receipt_id not in theirs and receipt_id not in outbox]:
+            receipts = await retry_read(lambda: self.sink.fetch(self.tenant_id, late))
+            self.collected.add([as_stored(row) for row in receipts])
             theirs |= self.collected.get(late)
         self.collected.know(there)
         for receipt, id in zip(page, there, strict=True):
@@ -238,8 +239,8 @@ class Comparison:
 
     def _accepted_itself(self, receipt: stored.Receipt) -> bool:
         """Whether the worker has stated its acceptance in the ledger itself, as the lease protocol allows."""
-        return any(one.receipt_type == ACCEPTED.type and not one.receipt_key and one.sender.same(receipt.sender)
-                   and one.lease_id in (None, receipt.lease_id) for one in self.collected.of_task(receipt.task_id))
+        return any(other.receipt_type == ACCEPTED.type and not other.receipt_key and other.sender.same(receipt.sender)
+                   and other.lease_id in (None, receipt.lease_id) for other in self.collected.of_task(receipt.task_id))
 
     async def _leases(self) -> None:
         """Check that the ledger has, or the outbox will deliver, the task.accepted of each live lease."""
@@ -264,8 +265,8 @@ class Comparison:
             else:       # it was written while the pages were read
                 self.collected.know([receipt.receipt_id])
         for task_id in self.collected.unknown_tasks():
-            if (found := await self.backend.task(self.tenant_id, task_id)) is not None:
-                await self._behind(*found[:2])
+            if (snapshot := await self.backend.task(self.tenant_id, task_id)) is not None:
+                await self._behind(*snapshot[:2])
 
     async def _unknown(self, receipt: stored.Receipt) -> None:
         """Judge one receipt that only the ledger has; the receipts of a known task are also judged together."""
@@ -296,7 +297,7 @@ class Comparison:
             self._found("overtaken", f"the ledger has a {receipt.receipt_type} that did not count here", receipt)
         if not behind.ahead:
             return
-        names = ", ".join(f"{one.receipt_type} {one.receipt_id}" for one in behind.ahead)
+        names = ", ".join(f"{row.receipt_type} {row.receipt_id}" for row in behind.ahead)
         self._found(describe_lead(task, lease, behind), f"the task is {task.status}, but the ledger has {names}",
                     behind.ahead[0])
 
@@ -310,7 +311,7 @@ def describe_lead(task: stored.Task, lease: stored.Lease | None, behind: Behind)
         return "half_stated"
     if (story.ends and not over) or (task.owed and not story.owed):
         return "ended_at_ledger"
-    if lease and task.status in stored.ACTIVE and any(one.lease_id == lease.lease_id for one in behind.ahead):
+    if lease and task.status in stored.ACTIVE and any(receipt.lease_id == lease.lease_id for receipt in behind.ahead):
         return "lease_ended_at_ledger"
     return "not_committed"
 
@@ -330,8 +331,8 @@ def differing_facts(ours: stored.Receipt, theirs: stored.Receipt) -> list[str]:
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     if theirs.receipt_key and to_utc(ours.created_at) != to_utc(theirs.created_at):
         wrong.append("created_at")
-    said = computed_hash(replace(ours, body=theirs.body))
-    body_fits = said == ours.hash or (not theirs.receipt_key and theirs.hash == ours.hash)
+    digest = computed_hash(replace(ours, body=theirs.body))
+    body_fits = digest == ours.hash or (not theirs.receipt_key and theirs.hash == ours.hash)
     return wrong if body_fits else [*wrong, "body"]
 
 
@@ -348,23 +349,24 @@ class Behind(Struct):
 async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: stored.Task) -> Behind:
     """Sort the receipts of a task that only the ledger has."""
     here = await list_known_receipts(backend, tenant_id, task.task_id)
-    known, keys = {one.receipt_id for one in here}, {one.receipt_key for one in here}
-    newest = max((one.receipt_id for one in here if one.receipt_type in STEPS), default=task.duty)
-    there = {one.receipt_id: one for one in collected.of_task(task.task_id)}
-    fresh = [one for one in there.values() if one.receipt_id not in known and one.receipt_key and is_sound(one)
-             and one.receipt_type != ASSIGNED.type]
+    known, keys = {receipt.receipt_id for receipt in here}, {receipt.receipt_key for receipt in here}
+    newest = max((receipt.receipt_id for receipt in here if receipt.receipt_type in STEPS), default=task.duty)
+    there = {receipt.receipt_id: receipt for receipt in collected.of_task(task.task_id)}
+    fresh = [receipt for receipt in there.values() if receipt.receipt_id not in known and receipt.receipt_key
+             and is_sound(receipt)
+             and receipt.receipt_type != ASSIGNED.type]
     every = [*here, *there.values()]
     false = list_overtaken(every, list_ready(every))
-    unmade = [one for one in fresh if one.receipt_id in false]
-    fresh = [one for one in fresh if one.receipt_id not in false]
-    twice = [one for one in fresh if one.receipt_key in keys]
+    unmade = [receipt for receipt in fresh if receipt.receipt_id in false]
+    fresh = [receipt for receipt in fresh if receipt.receipt_id not in false]
+    twice = [receipt for receipt in fresh if receipt.receipt_key in keys]
     ahead: list[stored.Receipt] = []
-    for one in fresh:       # oldest first, so a receipt whose parent is not taken over is not taken over either
-        if one not in twice and one.receipt_id > newest and known.issuperset(one.parents):
-            ahead.append(one)
-            known.add(one.receipt_id)
-    overtaken = [one for one in fresh if one not in twice and one not in ahead]
-    whole = [one if one.body else there.get(one.receipt_id, one) for one in here]
+    for receipt in fresh:       # oldest first, so a receipt whose parent is not taken over is not taken over either
+        if receipt not in twice and receipt.receipt_id > newest and known.issuperset(receipt.parents):
+            ahead.append(receipt)
+            known.add(receipt.receipt_id)
+    overtaken = [receipt for receipt in fresh if receipt not in twice and receipt not in ahead]
+    whole = [receipt if receipt.body else there.get(receipt.receipt_id, receipt) for receipt in here]
     return Behind([*whole, *ahead], ahead, overtaken, twice, unmade)
 
 

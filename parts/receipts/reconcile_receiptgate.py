@@ -48,23 +48,23 @@ class GateComparison:
     async def compare_task(self, task: stored.Task) -> None:
         """Compare the receipts of one task."""
         rows = await collected.retry_read(lambda: self.sink.of_task(self.tenant_id, task.task_id))
-        theirs = {one["receipt_id"]: one for one in rows if isinstance(one.get("receipt_id"), str)}
+        theirs = {row["receipt_id"]: row for row in rows if isinstance(row.get("receipt_id"), str)}
         ours = await list_known_receipts(self.backend, self.tenant_id, task.task_id)
         self.findings.receipts += len(ours)
-        ids = [*theirs, *(one.receipt_id for one in ours)]
+        ids = [*theirs, *(row.receipt_id for row in ours)]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, queries.OutboxOf(tuple(ids)))}
-        self.overtaken = {body_of(one)["details"]["receipt_id"] for one in ours if one.receipt_type == ANOMALY.type
-                          and body_of(one).get("kind") == OVERTAKEN}
-        keeps_custody = any("obligation_id" in one for one in rows)
+        self.overtaken = {body_of(row)["details"]["receipt_id"] for row in ours if row.receipt_type == ANOMALY.type
+                          and body_of(row).get("kind") == OVERTAKEN}
+        keeps_custody = any("obligation_id" in row for row in rows)
         for receipt in ours:
             sent = receiptgate_schema.is_forwarded(receipt, task) and (
                 keeps_custody or not receiptgate_schema.gives_back(receipt, task))
             if sent and not is_erased(receipt):
                 self._ours(receipt, outbox.get(receipt.receipt_id), theirs)
-        known = {one.receipt_id for one in ours} | outbox.keys()
-        for receipt_id, one in theirs.items():
+        known = {row.receipt_id for row in ours} | outbox.keys()
+        for receipt_id, row in theirs.items():
             if receipt_id not in known:
-                await self._theirs(task, one, theirs)
+                await self._theirs(task, row, theirs)
 
     def _found(self, kind: str, detail: str, receipt_id: str, task_id: str) -> None:
         self.findings.add(kind, self.tenant_id, detail, None, task_id, receipt_id)
@@ -86,57 +86,57 @@ class GateComparison:
     def _stated_by_its_worker(self, receipt: stored.Receipt, theirs: Theirs) -> bool:
         """Whether the worker stated this acceptance or end at the ledger itself, so that the gate did not send it."""
         phase = "accepted" if receipt.receipt_type == "task.accepted" else "complete"
-        return any(one.get("phase") == phase and one.get("source_system") not in (None, self.sink.source)
-                   for one in theirs.values())
+        return any(row.get("phase") == phase and row.get("source_system") not in (None, self.sink.source)
+                   for row in theirs.values())
 
-    async def _theirs(self, task: stored.Task, one: dict[str, Any], theirs: Theirs) -> None:
+    async def _theirs(self, task: stored.Task, row: dict[str, Any], theirs: Theirs) -> None:
         """Judge a receipt that only the ledger has."""
-        id, ended = one["receipt_id"], one.get("phase") == "complete"
-        if one.get("source_system") != self.sink.source:
+        id, ended = row["receipt_id"], row.get("phase") == "complete"
+        if row.get("source_system") != self.sink.source:
             self.findings.foreign += 1
             if ended and task.status not in stored.TERMINAL:
-                self._found("stated_by_worker", f"{one.get('source_system')} states an end there, but the task is "
+                self._found("stated_by_worker", f"{row.get('source_system')} states an end there, but the task is "
                             f"{task.status}", id, task.task_id)
-        elif metadata_of(one).get("receipt_type") == "task.accepted":
-            if await self._is_open(task, one, theirs):
-                self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
+        elif metadata_of(row).get("receipt_type") == "task.accepted":
+            if await self._is_open(task, row, theirs):
+                self._found("never_granted", f"the ledger has an acceptance by {row.get('for_principal')} that this "
                             "gate never granted", id, task.task_id)
-        elif ended and metadata_of(one).get("receipt_type") != receiptgate_schema.UNDONE and id not in self.overtaken:
+        elif ended and metadata_of(row).get("receipt_type") != receiptgate_schema.UNDONE and id not in self.overtaken:
             kind = "ended_twice" if task.status in stored.TERMINAL else "ended_there"
-            self._found(kind, f"the ledger has an end of the task ({one.get('status')}), but here the task is "
+            self._found(kind, f"the ledger has an end of the task ({row.get('status')}), but here the task is "
                         f"{task.status}", id, task.task_id)
 
-    async def _is_open(self, task: stored.Task, one: dict[str, Any], theirs: Theirs) -> bool:
+    async def _is_open(self, task: stored.Task, row: dict[str, Any], theirs: Theirs) -> bool:
         """Whether an acceptance at the ledger is still open, and this gate has not just committed it."""
-        over = any(other.get("phase") == "complete" or other.get("dedupe_key") == f"undo {one['receipt_id']}"
+        over = any(other.get("phase") == "complete" or other.get("dedupe_key") == f"undo {row['receipt_id']}"
                    for other in theirs.values())
         if over or task.status in stored.TERMINAL:
             return False
         # a strict gate commits only after the ledger has the receipt
         await asyncio.sleep(collected.READ_PAUSE_SECONDS)
-        return await self.backend.receipt(self.tenant_id, one["receipt_id"]) is None
+        return await self.backend.receipt(self.tenant_id, row["receipt_id"]) is None
 
 
-def metadata_of(one: dict[str, Any]) -> dict[str, Any]:
+def metadata_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return the `metadata` of a ReceiptGate receipt, or an empty object."""
-    metadata = one.get("metadata")
+    metadata = row.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
 async def find_stated_end(sink: Any, tenant_id: str, task: stored.Task, receipt_id: str) -> stored.Outgoing | None:
     """Return a gate's end of a task at the ledger as an offered row; None if its body is not there as it was."""
-    for one in await sink.of_task(tenant_id, task.task_id):
-        known = metadata_of(one)
-        if one.get("receipt_id") != receipt_id or one.get("source_system") != sink.source:
+    for statement in await sink.of_task(tenant_id, task.task_id):
+        known = metadata_of(statement)
+        if statement.get("receipt_id") != receipt_id or statement.get("source_system") != sink.source:
             continue
         try:
             receipt = msgspec.convert({
-                **known, "receipt_id": receipt_id, "receipt_key": one["dedupe_key"], "task_id": task.task_id,
-                "created_at": datetime.fromisoformat(one["created_at"]).timestamp(), "schedule_id": None,
-                "body": to_canonical(one["body"]).decode()}, type=stored.Receipt)
+                **known, "receipt_id": receipt_id, "receipt_key": statement["dedupe_key"], "task_id": task.task_id,
+                "created_at": datetime.fromisoformat(statement["created_at"]).timestamp(), "schedule_id": None,
+                "body": to_canonical(statement["body"]).decode()}, type=stored.Receipt)
         except (KeyError, ValueError, TypeError, msgspec.ValidationError):
             return None
-        content = receiptgate_schema.write_canonical({**one, "obligation_id": task.duty}).decode()
+        content = receiptgate_schema.write_canonical({**statement, "obligation_id": task.duty}).decode()
         row = stored.Outgoing(receipt_id, task.task_id, content, receipt.created_at)
         return offer_row(row, Memo(receipt)) if collected.is_sound(receipt) else None
     return None
@@ -145,8 +145,8 @@ async def find_stated_end(sink: Any, tenant_id: str, task: stored.Task, receipt_
 async def find_acceptance(sink: Any, tenant_id: str, task: stored.Task, receipt_id: str,
                           at: float) -> stored.Outgoing | None:
     """Return an acceptance at the ledger as a row of the outbox, so that it can be undone."""
-    for one in await sink.of_task(tenant_id, task.task_id):
-        if one.get("receipt_id") == receipt_id and metadata_of(one).get("receipt_type") == "task.accepted":
-            content = receiptgate_schema.write_canonical({**one, "obligation_id": task.duty})
+    for row in await sink.of_task(tenant_id, task.task_id):
+        if row.get("receipt_id") == receipt_id and metadata_of(row).get("receipt_type") == "task.accepted":
+            content = receiptgate_schema.write_canonical({**row, "obligation_id": task.duty})
             return stored.Outgoing(receipt_id, task.task_id, content.decode(), at)
     return None

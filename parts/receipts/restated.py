@@ -68,14 +68,14 @@ def story_of(receipts: Sequence[stored.Receipt]) -> Story:
 
 def list_ready(receipts: Sequence[stored.Receipt]) -> set[str]:
     """Return the ends that have a task.result_ready, which is written only with an end that was committed."""
-    return {parent for one in receipts if one.receipt_type == RESULT_READY.type for parent in one.parents}
+    return {parent for receipt in receipts if receipt.receipt_type == RESULT_READY.type for parent in receipt.parents}
 
 
 def list_overtaken(receipts: Sequence[stored.Receipt], ready: set[str]) -> set[str]:
     """Return the ends that a strict gate offered and never committed: another end of the task has a result_ready."""
-    duties = {one.receipt_id for one in receipts if one.receipt_type == ASSIGNED.type}
-    ends = {one.receipt_id for one in receipts if one.receipt_type in ENDING_STATUSES and (
-        not duties.isdisjoint(one.parents) or one.receipt_id in ready)}
+    duties = {receipt.receipt_id for receipt in receipts if receipt.receipt_type == ASSIGNED.type}
+    ends = {receipt.receipt_id for receipt in receipts if receipt.receipt_type in ENDING_STATUSES and (
+        not duties.isdisjoint(receipt.parents) or receipt.receipt_id in ready)}
     return ends - ready if ends & ready else set()
 
 

@@ -78,19 +78,20 @@ async def restore_bodies(backend: Backend, tenant_id: str, lost: Iterable[tuple[
 async def gather_evidence(backend: Backend, tenant_id: str, task_id: str, collected: Collected) -> Evidence:
     """Return what the gate and its ledger have of a task."""
     task, lease, _ = await backend.task(tenant_id, task_id) or (None, None, None)
-    others = {one.receipt_id: one for one in collected.of_task(task_id)}
+    others = {receipt.receipt_id: receipt for receipt in collected.of_task(task_id)}
     if lease is None:
         return Evidence(task, lease, others)
     presence = await backend.record(tenant_id, stored.Presence, lease.worker_kind, lease.worker_id)
     claims = msgspec.json.decode(presence.claims, type=list[stored.Claimed]) if presence else []
-    return Evidence(task, lease, others, [one.capabilities for one in claims])
+    return Evidence(task, lease, others, [claim.capabilities for claim in claims])
 
 
 def restore_body(receipt: stored.Receipt, known: Evidence) -> str | None:
     """Return the body of a receipt; None if it cannot be restored."""
     draft = DRAFTS.get(receipt.receipt_type)
-    for said in islice(draft(receipt, known), MOST_DRAFTS) if draft else ():
-        whole = {name: value for name, value in said.items() if value is not None} | {"schema_version": SCHEMA_VERSION}
+    for candidate in islice(draft(receipt, known), MOST_DRAFTS) if draft else ():
+        whole = {name: value for name, value in candidate.items()
+                 if value is not None} | {"schema_version": SCHEMA_VERSION}
         body = content.to_canonical(whole).decode()
         if computed_hash(replace(receipt, body=body)) == receipt.hash:
             return body
@@ -100,7 +101,7 @@ def restore_body(receipt: stored.Receipt, known: Evidence) -> str | None:
 def _assigned(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
-    terms = {name: said for name, said in content.decode_json(task.terms).items() if name not in NOT_SAID}
+    terms = {name: value for name, value in content.decode_json(task.terms).items() if name not in NOT_SAID}
     digest = hashlib.sha256(content.to_canonical(content.decode_json(task.payload))).hexdigest()
     yield {**terms, "type": task.type, "requirements": content.decode_json(task.requirements),
            "payload_pointer": task.payload_pointer, "payload_sha256": digest,
@@ -120,16 +121,16 @@ def _accepted(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
 
 
 def _completed(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
-    said = [*_told(receipt, known), *_succeeded(known)]
-    for body, session in product(said, _sessions(receipt, known)):
+    bodies = [*_told(receipt, known), *_succeeded(known)]
+    for body, session in product(bodies, _sessions(receipt, known)):
         yield {**body, **session}
 
 
 def _failed(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
-    said = [*_told(receipt, known), *_enclosed("error", task)]
-    for error, again, session in product(said, (True, False), _sessions(receipt, known)):
+    failures = [*_told(receipt, known), *_enclosed("error", task)]
+    for error, again, session in product(failures, (True, False), _sessions(receipt, known)):
         yield {**error, "attempt": task.attempt, "requeued": False, "retry_recommended": again, **session}
 
 
@@ -142,19 +143,19 @@ def _result_ready(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
     for end in (known.others[id] for id in receipt.parents if id in known.others):
-        said = {name: value for name, value in body_of(end).items() if name not in BESIDE}
+        body = {name: value for name, value in body_of(end).items() if name not in BESIDE}
         if end.receipt_type == FAILED.type:
-            said = {name: value for name, value in said.items() if name in OF_ERROR}
-        yield {"status": task.status, **said}
-    for said in (*_succeeded(known), *_enclosed("error", task), {}):
-        yield {"status": task.status, **said}
+            body = {name: value for name, value in body.items() if name in OF_ERROR}
+        yield {"status": task.status, **body}
+    for body in (*_succeeded(known), *_enclosed("error", task), {}):
+        yield {"status": task.status, **body}
 
 
 def _expired(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
     accepted = [known.others[id] for id in receipt.parents if id in known.others]
-    workers = [*(one.from_id for one in accepted), *([known.lease.worker_id] if known.lease else [])]
+    workers = [*(row.from_id for row in accepted), *([known.lease.worker_id] if known.lease else [])]
     for worker, attempt, again, reason in product(
             workers, range(task.attempt + 1), (True, False), ("expired", "released")):
         yield {"task_id": receipt.task_id, "previous_worker_id": worker, "attempt": attempt, "requeued": again,
@@ -174,9 +175,9 @@ DRAFTS: dict[str, Callable[[stored.Receipt, Evidence], Iterator[Draft]]] = {
 
 def _told(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     """Yield what the owner was told of an end."""
-    for one in known.others.values():
-        if one.receipt_type == RESULT_READY.type and receipt.receipt_id in one.parents:
-            yield {name: value for name, value in body_of(one).items() if name not in BESIDE}
+    for other in known.others.values():
+        if other.receipt_type == RESULT_READY.type and receipt.receipt_id in other.parents:
+            yield {name: value for name, value in body_of(other).items() if name not in BESIDE}
 
 
 def _succeeded(known: Evidence) -> Iterator[Draft]:
@@ -203,7 +204,7 @@ def _sessions(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     lease = known.lease
     if lease is not None and lease.worker_instance is not None and lease.lease_id == receipt.lease_id:
         yield {"principal_instance_id": lease.worker_instance}
-    for one in known.others.values():
-        if one.lease_id == receipt.lease_id and "principal_instance_id" in (said := body_of(one)):
-            yield {"principal_instance_id": said["principal_instance_id"]}
+    for other in known.others.values():
+        if other.lease_id == receipt.lease_id and "principal_instance_id" in (body := body_of(other)):
+            yield {"principal_instance_id": body["principal_instance_id"]}
     yield {}

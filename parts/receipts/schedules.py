@@ -77,7 +77,7 @@ def update_details(known: str, state: wire.ScheduleState) -> str:
 
 def instants(moments: datetime | list[datetime] | None) -> Any:
     """Return times as seconds."""
-    return [one.timestamp() for one in moments] if isinstance(moments, list) else instant(moments)
+    return [moment.timestamp() for moment in moments] if isinstance(moments, list) else instant(moments)
 
 
 def tell_if_late(engine: Engine, work: Work, schedule: stored.Schedule) -> None:

@@ -73,9 +73,9 @@ async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, 
         if not receipts and not entries:
             log.error("receipts of tenant %s are not sealed: the body of receipt %s is in a ledger; restore it with "
                       "`asyncgate receipts home`", tenant_id, elsewhere)
-    found = await asyncio.to_thread(lambda: {**{row.receipt_id: seals.receipt_digest(row) for row in receipts},
-                                             **{row.arrival: seals.entry_digest(row) for row in entries}})
-    return {id: found[id] for id in sorted(found)[:RECEIPTS_PER_SEAL]}
+    digests = await asyncio.to_thread(lambda: {**{row.receipt_id: seals.receipt_digest(row) for row in receipts},
+                                               **{row.arrival: seals.entry_digest(row) for row in entries}})
+    return {id: digests[id] for id in sorted(digests)[:RECEIPTS_PER_SEAL]}
 
 
 class Sealer(Extension):

@@ -54,7 +54,7 @@ def make_seal(head: stored.SealHead, digests: list[bytes], last_id: str, at: flo
     named = list(late)
     return link_seal(head, stored.Seal(
         f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), hash_digests(digests),
-        base64.b64encode(b"".join([one[:MARK] for one in digests])).decode(),
+        base64.b64encode(b"".join([digest[:MARK] for digest in digests])).decode(),
         _encode(named).decode() if named else "", at, ""))
 
 
@@ -138,7 +138,7 @@ class SealChain:
         for seal in self.listed.values():
             ids = self._listed(seal)
             held = [(id, self.found[id]) for id in ids if id in self.found]
-            if hash_digests([one for _, one in held]) != seal.digest:
+            if hash_digests([digest for _, digest in held]) != seal.digest:
                 self.problems += find_differences(seal, held, ids)
         return self.problems
 
@@ -146,7 +146,7 @@ class SealChain:
         """Compare a range with its seal, and go on to the next."""
         seal, held = self.ranges[self.at], self.pending
         self.at, self.pending = self.at + 1, []
-        if len(held) != seal.count or hash_digests([one for _, one in held]) != seal.digest:
+        if len(held) != seal.count or hash_digests([digest for _, digest in held]) != seal.digest:
             self.problems += find_differences(seal, held)
 
 
@@ -159,7 +159,7 @@ def find_differences(seal: stored.Seal, held: list[tuple[str, bytes]], ids: list
     sealed = [marks[at:at + MARK] for at in range(0, len(marks), MARK)]
     if ids is not None:
         return find_listed_differences(seal, dict(held), list(zip(ids, sealed, strict=False)))
-    found = [one[:MARK] for _, one in held]
+    found = [digest[:MARK] for _, digest in held]
     steps = SequenceMatcher(None, sealed, found, autojunk=False).get_opcodes()
     told = list(chain.from_iterable(
         describe_step(seal, held, was, now) for what, *at in steps if what != "equal"

@@ -114,25 +114,26 @@ def read_row(row: stored.Outgoing) -> Tried:
 def group_by_task(tried: Iterable[Tried]) -> list[list[Tried]]:
     """Return the receipts of each task together, oldest first."""
     groups = defaultdict[str, list[Tried]](list)
-    for one in sorted(tried, key=lambda one: one.row.receipt_id):
-        groups[one.row.task_id or one.row.receipt_id].append(one)
+    for attempt in sorted(tried, key=lambda attempt: attempt.row.receipt_id):
+        groups[attempt.row.task_id or attempt.row.receipt_id].append(attempt)
     return list(groups.values())
 
 
 def needs_of(group: list[Tried]) -> Needs:
     """Return what settling receipts of one task needs loaded."""
-    ids = {one.row.receipt_id for one in group}
-    return Needs(tasks={one.row.task_id for one in group if one.row.task_id}, receipts=ids,
+    ids = {attempt.row.receipt_id for attempt in group}
+    return Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
                  records={(stored.Outgoing, (id,)) for id in ids},
-                 endings={(one.row.task_id, one.receipt.lease_id) for one in group if one.receipt.lease_id})
+                 endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
+                          if attempt.receipt.lease_id})
 
 
 def drop_committed(group: list[Tried], work: Work) -> list[Tried]:
     """Forget receipts that are committed after all; return those that are still to be settled."""
-    for one in group:
-        if one.row.receipt_id in work.receipts:
-            work.drop_record(stored.Outgoing, one.row.receipt_id)
-    return [one for one in group if work.find_record(stored.Outgoing, one.row.receipt_id) is not None]
+    for attempt in group:
+        if attempt.row.receipt_id in work.receipts:
+            work.drop_record(stored.Outgoing, attempt.row.receipt_id)
+    return [attempt for attempt in group if work.find_record(stored.Outgoing, attempt.row.receipt_id) is not None]
 
 
 # Withdrawn.
@@ -140,7 +141,7 @@ def drop_committed(group: list[Tried], work: Work) -> list[Tried]:
 
 def withdraw(sink: Sink, group: list[Tried], work: Work) -> None:
     """Send what began and was never committed, each receipt with the one that undoes it."""
-    undo(sink, [one.row for one in drop_committed(group, work)], work)
+    undo(sink, [attempt.row for attempt in drop_committed(group, work)], work)
 
 
 def undo(sink: Sink, rows: list[stored.Outgoing], work: Work) -> None:
@@ -190,9 +191,10 @@ class Repeated(wire.Ask, kw_only=True):
     tried: Tried
 
 
-def by_worker(work: Work, one: Tried) -> Caller:
+def by_worker(work: Work, attempt: Tried) -> Caller:
     """Return the worker of a receipt as the caller."""
-    return Caller(work.tenant_id, wire.Principal(one.receipt.from_kind, one.receipt.from_id, one.memo.instance),
+    return Caller(work.tenant_id,
+                  wire.Principal(attempt.receipt.from_kind, attempt.receipt.from_id, attempt.memo.instance),
                   "worker",
                   frozenset({"tasks:lease"}))
 
@@ -211,24 +213,24 @@ def lease_again(engine: Engine, work: Work, caller: Caller, ask: Repeated) -> No
     work.set_lease(replace(lease, expires_at=max(lease.expires_at, engine.backend.now() + length)))
 
 
-def call_of(work: Work, one: Tried, active: bool) -> tuple[Any, Caller, wire.Ask] | None:
+def call_of(work: Work, attempt: Tried, active: bool) -> tuple[Any, Caller, wire.Ask] | None:
     """Return the call that has led to a receipt: what it runs, for whom, and what was asked."""
-    receipt, lease, body = one.receipt, work.leases.get(one.row.task_id), decode_json(one.receipt.body)
+    receipt, lease, body = attempt.receipt, work.leases.get(attempt.row.task_id), decode_json(attempt.receipt.body)
     by = Caller(work.tenant_id, wire.Principal(receipt.from_kind, receipt.from_id, body.get("principal_instance_id")),
                 "system", frozenset())
     held: dict[str, Any] = {"task_id": receipt.task_id, "lease_id": receipt.lease_id or ""}
-    said = {name: body[name] for name in WORDS if name in body}
+    fields = {name: body[name] for name in WORDS if name in body}
     if lease is not None and receipt.lease_id == lease.lease_id and receipt.receipt_type != CANCELED.type:
         by = replace(by, principal=lease.worker)
     match receipt.receipt_type:
         case COMPLETED.type if active:
-            return Engine.complete, by, wire.Complete(**held, **said,
-                                                      result=outcome_of(one, body.get("result_payload")))
+            return Engine.complete, by, wire.Complete(**held, **fields,
+                                                      result=outcome_of(attempt, body.get("result_payload")))
         case COMPLETED.type:
             return Engine.attach_artifacts, replace(by, principal=receipt.sender), wire.AttachArtifacts(
                 task_id=receipt.task_id, artifacts=body.get("artifacts"), delivery_proof=body.get("delivery_proof"))
         case FAILED.type:
-            return Engine.fail, by, wire.Fail(**held, error=outcome_of(one, body.get("error")),
+            return Engine.fail, by, wire.Fail(**held, error=outcome_of(attempt, body.get("error")),
                                               retryable=bool(body.get("retry_recommended")),
                                               retry_after_seconds=body.get("retry_after_seconds"))
         case CANCELED.type:
@@ -240,9 +242,9 @@ def call_of(work: Work, one: Tried, active: bool) -> tuple[Any, Caller, wire.Ask
     return None
 
 
-def outcome_of(one: Tried, told: Any) -> Raw:
+def outcome_of(attempt: Tried, told: Any) -> Raw:
     """Return what a worker gave as its result or error."""
-    return Raw(one.memo.outcome.encode() if one.memo.outcome is not None else encode_json(told))
+    return Raw(attempt.memo.outcome.encode() if attempt.memo.outcome is not None else encode_json(told))
 
 
 # Overtaken.
@@ -264,10 +266,10 @@ def overtake(engine: Engine, group: list[Tried], known: set[str], work: Work) ->
 
 def tell_overtaken(engine: Engine, work: Work, caller: Caller, ask: Overtaken) -> None:
     """Write the anomalies about receipts that did not count."""
-    for one in ask.tried:
-        work.drop_record(stored.Outgoing, one.row.receipt_id)
-        if one.row.receipt_id in ask.known:
-            write_overtaken(engine, work, one.row.task_id, one.row.receipt_id)
+    for attempt in ask.tried:
+        work.drop_record(stored.Outgoing, attempt.row.receipt_id)
+        if attempt.row.receipt_id in ask.known:
+            write_overtaken(engine, work, attempt.row.task_id, attempt.row.receipt_id)
 
 
 def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str) -> None:

@@ -157,7 +157,7 @@ class Draft(Struct):
     def _roll_back(self, work: Work, savepoint: int, ids: Ids, now: float) -> None:
         """Take the changes back, and keep only what is to be offered."""
         self.now = work.now
-        self.leased = [one.task_id for one in work.written.values() if one.receipt_type == ACCEPTED.type]
+        self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
         rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
         work.take_back(savepoint)
         work.replay(ids, now)
@@ -188,30 +188,31 @@ class Strict(Extension):
         async with self.turns[tenant_id]:
             earlier = await self.find_offered(tenant_id)
             busy = self._find_busy(earlier)
-            named = [one for one in earlier if one.row.receipt_id not in busy and (
-                one.row.task_id in needs.tasks or one.claim in needs.repeats)]
+            named = [attempt for attempt in earlier if attempt.row.receipt_id not in busy and (
+                attempt.row.task_id in needs.tasks or attempt.claim in needs.repeats)]
             with contextlib.suppress(errors.LedgerUnavailable):    # a call that needs no ledger goes on
                 earlier = await self._settle_before(tenant_id, needs, named) if named else earlier
             draft = self._draft(earlier)
             while not await self._carry_out(tenant_id, needs, decide, draft):
-                if not busy.isdisjoint(one.row.receipt_id for one in draft.blocked):
+                if not busy.isdisjoint(attempt.row.receipt_id for attempt in draft.blocked):
                     later = errors.DatabaseUnavailable("another process is changing this task; try again",
                                                        retry_after=1)
                     raise errors.Refused("another process is about to commit") from later
                 draft = self._draft(await self._settle_before(tenant_id, needs, draft.blocked))
 
     def _draft(self, earlier: list[settling.Tried]) -> Draft:
-        given = {(name, 1): id for one in earlier if one.memo.key is not None for name, id in one.names()}
+        given = {(name, 1): id for attempt in earlier if attempt.memo.key is not None for name, id in attempt.names()}
         busy = self._find_busy(earlier)
-        return Draft(self.sink, {one.row.receipt_id: one for one in earlier}, given=given,
-                     hidden=frozenset(one.row.task_id for one in earlier if one.row.receipt_id in busy))
+        return Draft(self.sink, {attempt.row.receipt_id: attempt for attempt in earlier}, given=given,
+                     hidden=frozenset(attempt.row.task_id for attempt in earlier if attempt.row.receipt_id in busy))
 
     def _find_busy(self, earlier: list[settling.Tried]) -> set[str]:
         """Return what another process may be about to commit: its call has neither failed nor taken too long."""
         if self.engine.is_alone():
             return set()
         since = self.engine.backend.now() - BUSY_SECONDS
-        return {one.row.receipt_id for one in earlier if not one.row.tries and one.row.posted_at > since}
+        return {attempt.row.receipt_id for attempt in earlier if not attempt.row.tries
+                and attempt.row.posted_at > since}
 
     async def find_offered(self, tenant_id: str) -> list[settling.Tried]:
         """Return what is offered and not committed."""
@@ -235,10 +236,11 @@ class Strict(Extension):
 
     async def _leave(self, tenant_id: str, draft: Draft, committed: set[str]) -> None:
         """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
-        left = [one for id, one in draft.tried.items() if id not in committed and not draft.only]
-        never = [one for one in left if one.row.receipt_id not in draft.offered]
-        kept = [one for one in left if one.row.receipt_id in draft.offered and one.may_be_repeated()]
-        lost = [one for one in left if one.row.receipt_id in draft.offered and not one.may_be_repeated()]
+        left = [attempt for id, attempt in draft.tried.items() if id not in committed and not draft.only]
+        never = [attempt for attempt in left if attempt.row.receipt_id not in draft.offered]
+        kept = [attempt for attempt in left if attempt.row.receipt_id in draft.offered and attempt.may_be_repeated()]
+        lost = [attempt for attempt in left if attempt.row.receipt_id in draft.offered
+                and not attempt.may_be_repeated()]
         try:
             for group in settling.group_by_task(never):
                 await self.within(tenant_id, settling.needs_of(group), partial(forget, group))
@@ -285,14 +287,15 @@ class Strict(Extension):
     async def count_unsettled(self, tenants: Iterable[str]) -> int:
         """Return how many offered receipts are older than a call takes."""
         now = self.engine.backend.now()
-        return sum([one.row.posted_at <= now - POLL_OFFERED_SECONDS for tenant_id in tenants
-                    for one in await self.find_offered(tenant_id)])
+        return sum([attempt.row.posted_at <= now - POLL_OFFERED_SECONDS for tenant_id in tenants
+                    for attempt in await self.find_offered(tenant_id)])
 
     async def _settle_before(self, tenant_id: str, needs: Needs, tried: list[settling.Tried]) -> list[settling.Tried]:
         """Settle receipts that a batch meets, with all others of their tasks; return what is offered then."""
-        tasks = {one.row.task_id or one.row.receipt_id for one in tried}
+        tasks = {attempt.row.task_id or attempt.row.receipt_id for attempt in tried}
         offered = await self.find_offered(tenant_id)
-        await self.settle(tenant_id, [one for one in offered if (one.row.task_id or one.row.receipt_id) in tasks],
+        await self.settle(tenant_id,
+                          [attempt for attempt in offered if (attempt.row.task_id or attempt.row.receipt_id) in tasks],
                           needs.repeats)
         return await self.find_offered(tenant_id)
 
@@ -317,9 +320,9 @@ class Strict(Extension):
 
         If deciding it again gives other bytes, the ledger refuses these under the same id.
         """
-        only = frozenset(one.row.receipt_id for one in group)
+        only = frozenset(attempt.row.receipt_id for attempt in group)
         draft = Draft(self.sink, {}, only=only, now=group[0].receipt.created_at,
-                      given={(name, 1): id for one in group for name, id in one.names()})
+                      given={(name, 1): id for attempt in group for name, id in attempt.names()})
         decided: list[Work] = []
 
         def decide(work: Work) -> None:
@@ -334,8 +337,8 @@ class Strict(Extension):
     async def _overtake(self, tenant_id: str, group: list[settling.Tried]) -> None:
         """Tell that receipts of one task did not count, as far as the ledger has them."""
         try:
-            known = {one.row.receipt_id for one in group
-                     if await self.sink.holds(tenant_id, one.row.content.encode())}
+            known = {attempt.row.receipt_id for attempt in group
+                     if await self.sink.holds(tenant_id, attempt.row.content.encode())}
         except sinks.Outage as away:
             raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
         await self.within(tenant_id, settling.needs_of(group), partial(settling.overtake, self.engine, group, known))
@@ -397,11 +400,11 @@ class Strict(Extension):
 
 def forget(group: list[settling.Tried], work: Work) -> None:
     """Forget receipts that the ledger does not have."""
-    for one in settling.drop_committed(group, work):
-        work.drop_record(stored.Outgoing, one.row.receipt_id)
+    for attempt in settling.drop_committed(group, work):
+        work.drop_record(stored.Outgoing, attempt.row.receipt_id)
 
 
 def note_failure(group: list[settling.Tried], work: Work) -> None:
     """Note that the call has failed, so that no other process waits for it."""
-    for one in settling.drop_committed(group, work):
-        work.keep_record(replace(one.row, tries=1))
+    for attempt in settling.drop_committed(group, work):
+        work.keep_record(replace(attempt.row, tries=1))

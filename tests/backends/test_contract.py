@@ -28,14 +28,14 @@ CAN: dict[str, tuple[type, set[Any]]] = {
 
 
 def test_every_database_must_have_21_methods() -> None:
-    assert len([name for name, one in vars(Backend).items() if not name.startswith("_") and callable(one)]) == 21
+    assert len([name for name, member in vars(Backend).items() if not name.startswith("_") and callable(member)]) == 21
 
 
 @pytest.mark.parametrize("scheme", CAN)
 def test_what_a_database_is_follows_from_its_methods(scheme: str) -> None:
     kind, can = CAN[scheme]
 
-    assert {one for one in OPTIONAL if issubclass(kind, one)} == can
+    assert {protocol for protocol in OPTIONAL if issubclass(kind, protocol)} == can
     assert is_lasting(f"{scheme}:") is (LastingBackend in can)
     assert is_shared(f"{scheme}:") is (SharedBackend in can)
 

@@ -90,13 +90,13 @@ async def filled(client: Client, most: int = 5000) -> list[str]:
 
 def refused_start(url: str) -> str:
     """Try to serve; return the one line that says why not."""
-    said = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url], check=False,
+    done = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url], check=False,
                           text=True, capture_output=True, timeout=PATIENCE_SECONDS,
                           env={**os.environ, "ASYNCGATE_API_KEY": KEY})
-    lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
-    assert said.returncode not in (0, None)
-    assert said.returncode > 0, "it was killed"
-    assert len(lines) == 1, said.stderr
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert done.returncode not in (0, None)
+    assert done.returncode > 0, "it was killed"
+    assert len(lines) == 1, done.stderr
     return lines[0]
 
 
@@ -311,10 +311,10 @@ async def test_a_tool_verifies_the_file_of_a_loaded_server(url: str) -> None:
 async def test_a_writer_killed_between_its_writes_and_its_commit_leaves_nothing_of_them(path: Path, url: str) -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED_BEFORE_ITS_COMMIT, str(path), TENANT,
                                                  stdout=asyncio.subprocess.PIPE)
-    said, _ = await asyncio.wait_for(child.communicate(), PATIENCE_SECONDS)
+    output, _ = await asyncio.wait_for(child.communicate(), PATIENCE_SECONDS)
 
     assert child.returncode == -signal.SIGKILL
-    assert await stored_tasks(url) == {said.decode().strip()}
+    assert await stored_tasks(url) == {output.decode().strip()}
 
 
 async def test_each_file_has_a_name_of_its_own_and_keeps_it(tmp_path: Path) -> None:

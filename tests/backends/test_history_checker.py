@@ -49,8 +49,8 @@ class Forgery:
              "updated_at": 0.0, **fields}, Task)
 
     def event(self, task_id: str, type: str, **payload: Any) -> None:
-        said = msgspec.json.encode(payload).decode()
-        self.end.events.append(Event(f"e-{len(self.end.events):03}", task_id, type, said, self.clock))
+        text = msgspec.json.encode(payload).decode()
+        self.end.events.append(Event(f"e-{len(self.end.events):03}", task_id, type, text, self.clock))
 
     def bulk(self, action: str, done: int) -> None:
         """Carry out a bulk that has ended."""

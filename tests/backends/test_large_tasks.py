@@ -31,12 +31,12 @@ async def gate(request: pytest.FixtureRequest, fresh: Callable[[str], Awaitable[
 
 async def queue(gate: Gate, kinds: int, each: int) -> dict[str, str]:
     """Queue large tasks of some kinds; return their types by their ids, in the order in which they shall be claimed."""
-    found = list[tuple[int, str, str]]()
+    tasks = list[tuple[int, str, str]]()
     for n in range(kinds * each):
         type, priority = f"k{n % kinds}", n * 7 % 5
         made = await gate.as_agent().create_task(type=type, payload="x" * LARGE, priority=priority)
-        found.append((-priority, made.task_id, type))
-    return {task_id: type for _, task_id, type in sorted(found)}
+        tasks.append((-priority, made.task_id, type))
+    return {task_id: type for _, task_id, type in sorted(tasks)}
 
 
 async def test_a_claim_of_one_task_of_many_kinds_reads_one_payload(gate: Gate) -> None:
@@ -101,5 +101,5 @@ def test_every_claim_of_a_batch_finds_a_portion() -> None:
     """Of two portions for each claim, less one: the last task of each claim may be a whole one."""
     portions, large, small = Portions(3), make_task(MOST_PAGE_BYTES + 1), make_task(1)
 
-    assert [portions.add(one, None) for one in (small, large, small, large, large, large, small, large)] == [
+    assert [portions.add(task, None) for task in (small, large, small, large, large, large, small, large)] == [
         False, False, False, False, False, False, False, True]

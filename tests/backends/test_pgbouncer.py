@@ -274,15 +274,15 @@ async def test_without_the_direct_way_the_gate_goes_on_working(cluster: Cluster,
 
 
 async def test_serving_without_a_direct_way_is_refused_in_one_line(url: str) -> None:
-    said = await asyncio.to_thread(
+    done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, "--set", "database.pgbouncer=true"],
         check=False, text=True, capture_output=True, timeout=PATIENCE_SECONDS,
         env={**os.environ, "ASYNCGATE_API_KEY": KEY})
 
-    lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
-    assert said.returncode > 0
-    assert len(lines) == 1, said.stderr
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert done.returncode > 0
+    assert len(lines) == 1, done.stderr
     assert "database.direct_url" in lines[0]
 
 

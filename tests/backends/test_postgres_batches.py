@@ -48,9 +48,9 @@ async def test_every_value_arrives_in_the_database_as_it_was_sent(backend: Postg
             for truth in (True, False, None)]
     source = sql.unpacked("$1", {"text": "text", "number": "bigint", "moment": "float8", "truth": "bool"})
 
-    found = await backend._ask(f"SELECT r.* FROM {source}", sql.pack(rows))
+    stored_rows = await backend._ask(f"SELECT r.* FROM {source}", sql.pack(rows))
 
-    assert found == rows
+    assert stored_rows == rows
 
 
 async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_looks_twice(
@@ -58,9 +58,9 @@ async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_look
     clocks, rows = [], backend._rows
 
     async def noted(*asked: Any) -> Any:
-        found = await rows(*asked)
-        clocks.append(found[0].clock)
-        return found
+        answer = await rows(*asked)
+        clocks.append(answer[0].clock)
+        return answer
 
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
     await gate.create(delay_seconds=5)
@@ -154,9 +154,9 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
         if looks:       # what the other batch had locked is free again before the second look
             go_on.set()
             await other
-        found = await rows(*asked)
-        looks.append({row[0] for row in found[2]})
-        return found
+        answer = await rows(*asked)
+        looks.append({row[0] for row in answer[2]})
+        return answer
 
     monkeypatch.setattr(backend, "_save", slow)
     other = asyncio.create_task(backend.transact(gate.tenant_id, claims(35), lambda work: None))

@@ -252,8 +252,8 @@ async def test_a_standby_among_the_hosts_is_passed_over(primary: Cluster, standb
 async def test_no_host_of_several_is_one_error_that_names_them_all(primary: Cluster, proxy: Proxy) -> None:
     proxy.swallow()
     nobody = free_port()
-    said = f"127.0.0.1:{proxy.port}: no answer in time; 127.0.0.1:{nobody}: Connection refused"
-    with pytest.raises(NotNow, match=said):
+    message = f"127.0.0.1:{proxy.port}: no answer in time; 127.0.0.1:{nobody}: Connection refused"
+    with pytest.raises(NotNow, match=message):
         await open_backend(f"postgresql://a@127.0.0.1:{proxy.port},127.0.0.1:{nobody}/gate",
                            settings=DatabaseSettings(timeout_seconds=1))
 
@@ -265,4 +265,4 @@ async def test_no_host_of_several_is_one_error_that_names_them_all(primary: Clus
     ("postgresql:///d?host=/run/postgresql", ["the host of its settings"]),
 ])
 def test_hosts_are_read_from_a_url_as_postgres_reads_them(url: str, addresses: list[str]) -> None:
-    assert [address(one) for one in one_by_one(url)] == addresses
+    assert [address(host) for host in one_by_one(url)] == addresses

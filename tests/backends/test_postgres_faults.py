@@ -197,12 +197,12 @@ def codes(calls: list[Call]) -> set[str | None]:
 def refused_start(url: str, **settings: Any) -> str:
     """Try to serve; return the one line that says why not."""
     flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    said = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, *flags], text=True,
+    done = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, *flags], text=True,
                           check=False, capture_output=True, timeout=PATIENCE_SECONDS,
                           env={**os.environ, "ASYNCGATE_API_KEY": KEY})
-    lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
-    assert said.returncode > 0
-    assert len(lines) == 1, said.stderr
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert done.returncode > 0
+    assert len(lines) == 1, done.stderr
     return lines[0]
 
 
@@ -294,9 +294,9 @@ async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
     for table in sql.PROOFS:
         nothing = sql.pack([(None,) * len(sql.SAVES[table][0])])
 
-        found = await backend._read(TENANT, sql.proof_statement(table), nothing)
+        rows = await backend._read(TENANT, sql.proof_statement(table), nothing)
 
-        assert [tuple(row) for row in found] == [(False,)], table
+        assert [tuple(row) for row in rows] == [(False,)], table
 
 
 async def test_a_read_whose_commit_is_lost_is_answered(gate: Gate, trap: Callable[..., Any]) -> None:
@@ -316,14 +316,14 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
 
         sprung = proxy.lose_reply(gone=True, of=b"task.assigned")
         refused = await ada.ask("create_task", type="demo", payload=None, idempotency_key="k")
-        head, said = ada.head, ada.answer
+        head, body = ada.head, ada.answer
         kept = await stored_tasks(direct)
         await proxy.restore()
         again = await acknowledged(ada, type="demo", payload=None, idempotency_key="k")
 
     assert sprung.caught == 1
     assert refused.error == "database_unavailable"
-    assert (said["outcome"], "idempotency_key" in said["message"]) == ("unknown", True)
+    assert (body["outcome"], "idempotency_key" in body["message"]) == ("unknown", True)
     assert "retry-after: 1" in head
     assert kept == await stored_tasks(direct) == {first["task_id"], again["task_id"]}
 
@@ -497,10 +497,10 @@ async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, pr
             await ada.http("GET", "/v1/health", {})
         await server.stop(signal.SIGKILL)
 
-    said = server.lines[before:]
-    assert any("the database does not answer" in line for line in said)
-    assert [line for line in said if "Traceback" in line or line.startswith(" ")] == [], "\n".join(said)
-    assert len(said) < 60
+    lines = server.lines[before:]
+    assert any("the database does not answer" in line for line in lines)
+    assert [line for line in lines if "Traceback" in line or line.startswith(" ")] == [], "\n".join(lines)
+    assert len(lines) < 60
 
 
 async def everything_is_unavailable(ada: Client, bob: Client, doctor: Client, task_id: str) -> None:

@@ -35,9 +35,9 @@ def read_page(part: str) -> str:
 
 def place(text: str, **places: object) -> str:
     """Put the places of a test where the page has its own."""
-    for name, found in {"backup": "/backup", "restored": "/var/lib/postgresql/restored",
-                        "old": "/var/lib/postgresql/old", "server": "postgresql://postgres@db"}.items():
-        text = text.replace(found, str(places[name])) if name in places else text
+    for name, path in {"backup": "/backup", "restored": "/var/lib/postgresql/restored",
+                       "old": "/var/lib/postgresql/old", "server": "postgresql://postgres@db"}.items():
+        text = text.replace(path, str(places[name])) if name in places else text
     return text
 
 

@@ -257,7 +257,8 @@ WHOLE = {sql.COUNT, sql.LAG, sql.EMPTY_LANES}
 def written(sent: Iterable[str]) -> Iterator[str]:
     """Yield every statement that the backend could send of a tenant; what is part of a sent one is judged there."""
     for text in vars(sql).values():
-        if isinstance(text, str) and "tenant_id = $1" in text and not any(text in one for one in {*sent, *WHOLE}):
+        if isinstance(text,
+                      str) and "tenant_id = $1" in text and not any(text in statement for statement in {*sent, *WHOLE}):
             yield text
     yield from sql.HORIZONS.values()
     for tables in [*((table,) for table in sql.SAVES if table != "posted"), ("receipts", "posted"), tuple(sql.SAVES)]:
@@ -270,7 +271,7 @@ def written(sent: Iterable[str]) -> Iterator[str]:
 
 async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
     """Return what the functions of the schema ask, as statements with the types of what they are given."""
-    found: dict[str, list[tuple[str, list[str]]]] = {}
+    statements: dict[str, list[tuple[str, list[str]]]] = {}
     for name, source, names, types in await db.fetch("""
             SELECT proname, prosrc, proargnames[1:pronargs], proargtypes::oid[]::regtype[]::text[]
             FROM pg_proc JOIN pg_language AS l ON l.oid = prolang
@@ -282,8 +283,8 @@ async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
                  for part in re.split(r";|\bLOOP\b|\bTHEN *\n", body)]
         asks = [part[1:-1].strip() if part.startswith("(") else part for part in parts]
         given = dict(zip(names, types, strict=True)) | LOOPED
-        found[name] = [(numbered(part, given), list(given.values())) for part in asks if VERB.match(part)]
-    return found
+        statements[name] = [(numbered(part, given), list(given.values())) for part in asks if VERB.match(part)]
+    return statements
 
 
 VERB = re.compile("SELECT|UPDATE|INSERT|DELETE|WITH")
@@ -298,7 +299,7 @@ def numbered(statement: str, names: Iterable[str]) -> str:
     """Write the arguments of a function as those of a statement."""
     known = list(names)
     pattern = rf"(?<![.\w])({'|'.join(map(re.escape, known))})(?![.\w(])"
-    return re.sub(pattern, lambda found: f"${known.index(found[1]) + 1}", statement)
+    return re.sub(pattern, lambda match: f"${known.index(match[1]) + 1}", statement)
 
 
 # How plans are judged.
@@ -510,13 +511,14 @@ async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(
             sent.clear()
             await backend.page(TENANT, filtered(*age, **fields))
             text = next(iter(sent))
-            index, found = await first_scan(db, text, wanted.partition("_")[0])
+            index, condition = await first_scan(db, text, wanted.partition("_")[0])
 
             assert await all_faults(db, judge, dict.fromkeys(sent)) == [], fields
             assert index == wanted, fields
             if not {*fields} & {"type_prefix", "summary_prefix"}:
-                assert found.count("task_id)::text)") == 2 if "ROW(" in found else (
-                    "task_id)::text <" in found, "task_id)::text >=" in found) == tuple(map(bool, age)), found
+                assert condition.count("task_id)::text)") == 2 if "ROW(" in condition else (
+                    "task_id)::text <" in condition,
+                    "task_id)::text >=" in condition) == tuple(map(bool, age)), condition
 
 
 @pytest.mark.parametrize("database", ["empty", "full", "alike"])

@@ -168,18 +168,18 @@ def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_programs_that_others_cannot_read_are_copied_once(tmp_path: Path, open_folder: Path) -> None:
-    found = find_programs()
-    if found is None or found.package is None:
+    programs = find_programs()
+    if programs is None or programs.package is None:
         pytest.skip("these programs need what lies elsewhere")
     tmp_path.chmod(0o700)
-    for part in (found.package, found.package.with_name(f"{found.package.name}.libs")):
+    for part in (programs.package, programs.package.with_name(f"{programs.package.name}.libs")):
         shutil.copytree(part, tmp_path / part.name, symlinks=True)
-    package = tmp_path / found.package.name
-    closed = Programs(package / found.bin.relative_to(found.package), "a closed folder", package)
+    package = tmp_path / programs.package.name
+    closed = Programs(package / programs.bin.relative_to(programs.package), "a closed folder", package)
 
     copy = closed.for_everybody()
 
-    assert copy.version() == found.version()
+    assert copy.version() == programs.version()
     for program in ("initdb", "postgres"):      # with the libraries that they look for beside them
         subprocess.run([copy.bin / program, "--version"], check=True, capture_output=True)
     assert copy.bin.is_relative_to(open_folder)

@@ -382,9 +382,9 @@ async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
     """Let a tenant have a bulk that is not complete; return what it is called."""
     for _ in range(2):
         await gate.create(payload=mark, type="in bulk")
-    found = await gate.as_admin().preview_bulk(action="prioritize", type="in bulk", priority=1, reason=mark)
-    begun = await gate.as_admin().run_bulk(confirmation=found.confirmation, max_tasks=1)
-    return {"bulk_id": begun.bulk_id, "confirmation": found.confirmation}
+    preview = await gate.as_admin().preview_bulk(action="prioritize", type="in bulk", priority=1, reason=mark)
+    begun = await gate.as_admin().run_bulk(confirmation=preview.confirmation, max_tasks=1)
+    return {"bulk_id": begun.bulk_id, "confirmation": preview.confirmation}
 
 
 async def lists_of(gate: Gate, type: str) -> dict[str, str]:
@@ -467,7 +467,7 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
         await root.seal_receipts()
     clients = [await root.register_client(client_name=mark, redirect_uris=["https://app.example/cb"]) for _ in range(2)]
     people = [await root.invite_user(email=f"{uuid.uuid4().hex}@example.com", name=mark) for _ in range(2)]
-    session_id = await allow_sessions(gate, people[0].user_id, [one.client_id for one in clients])
+    session_id = await allow_sessions(gate, people[0].user_id, [client.client_id for client in clients])
     return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id, "client_id": clients[0].client_id,
             "session_id": session_id, "sessions_cursor": str((await root.list_sessions(limit=1)).next_cursor),
             "consents_cursor": str((await root.list_consents(limit=1)).next_cursor),
@@ -624,9 +624,9 @@ async def behind_the_wall(url: str, tenant_id: str | None) -> AsyncIterator[Any]
 @pytest.mark.parametrize("tenant_id", [None, "", str(uuid.uuid4())], ids=["none", "empty", "one that has nothing"])
 async def test_without_a_tenant_there_are_no_rows(url: str, neighbour: Neighbour, tenant_id: str | None) -> None:
     async with behind_the_wall(url, tenant_id) as db:
-        found = {table: await db.fetchval(f"SELECT count(*) FROM asyncgate.{table}") for table in neighbour.tables}
+        counts = {table: await db.fetchval(f"SELECT count(*) FROM asyncgate.{table}") for table in neighbour.tables}
 
-    assert found == dict.fromkeys(neighbour.tables, 0)
+    assert counts == dict.fromkeys(neighbour.tables, 0)
 
 
 async def test_a_tenant_sees_its_own_rows_and_all_of_them(url: str, admin: str, neighbour: Neighbour) -> None:
@@ -976,16 +976,16 @@ def test_each_request_names_all_that_it_can() -> None:
     assert unnamed == {}, "say in HOW how to call these, with the name of everything that they can be asked about"
 
 
-def masked(said: bytes, names: dict[str, str]) -> bytes:
+def masked(text: bytes, names: dict[str, str]) -> bytes:
     """Take out of an answer what was asked about, and what differs whenever one asks."""
     for name in names.values():
-        said = said.replace(name.encode(), b"it")
-    return VARYING.sub(b"varies", said)
+        text = text.replace(name.encode(), b"it")
+    return VARYING.sub(b"varies", text)
 
 
-@pytest.mark.parametrize("said", [b'"uptime":%d', b'\\"uptime\\":%d', b'\\"age_seconds\\": %d'])
-def test_what_differs_whenever_one_asks_is_taken_out_of_an_answer_however_it_is_quoted(said: bytes) -> None:
-    assert masked(said % 9, {}) == masked(said % 10, {})
+@pytest.mark.parametrize("text", [b'"uptime":%d', b'\\"uptime\\":%d', b'\\"age_seconds\\": %d'])
+def test_what_differs_whenever_one_asks_is_taken_out_of_an_answer_however_it_is_quoted(text: bytes) -> None:
+    assert masked(text % 9, {}) == masked(text % 10, {})
 
 
 # A read leaves the twin as it is; a write gets one for itself.
@@ -1110,8 +1110,8 @@ PREDICATE = re.compile(r"(?:\b\w+\.)?\btenant_id = (\$\d+)(?:::uuid)?")
 
 def mutants(statement: str) -> Iterator[str]:
     """Return a statement without each of its tenant predicates in turn, and without any."""
-    for found in PREDICATE.finditer(statement):
-        yield f"{statement[:found.start()]}{found[1]}::uuid IS NOT NULL{statement[found.end():]}"
+    for match in PREDICATE.finditer(statement):
+        yield f"{statement[:match.start()]}{match[1]}::uuid IS NOT NULL{statement[match.end():]}"
     yield PREDICATE.sub(r"\1::uuid IS NOT NULL", statement)
 
 
@@ -1144,7 +1144,7 @@ class Trials:
                 self.faults.append(mutant)
             if await self.outcome(db, mutant, given, wall=False) != right:
                 self.leaks_without.add(mutant)
-        foreign, nobody = [[other if str(one) == self.tenant_id else one for one in given]
+        foreign, nobody = [[other if str(argument) == self.tenant_id else argument for argument in given]
                            for other in (self.neighbour.tenant_id, str(uuid.uuid4()))]
         if await self.outcome(db, statement, foreign) != await self.outcome(db, statement, nobody):
             self.faults.append(f"with the neighbour's id: {statement}")
@@ -1285,8 +1285,8 @@ async def test_a_key_is_found_before_its_tenant_is_known_and_only_by_its_whole_i
     key_id = neighbour.own["key_id"]
     for tenant_id in (None, our_tenant):
         async with behind_the_wall(url, tenant_id) as db:
-            found = await db.fetch("SELECT tenant::text, suspended, (key).name FROM asyncgate.find_key($1)", key_id)
-            assert [tuple(row) for row in found] == [(neighbour.tenant_id, False, THEIRS)]
+            rows = await db.fetch("SELECT tenant::text, suspended, (key).name FROM asyncgate.find_key($1)", key_id)
+            assert [tuple(row) for row in rows] == [(neighbour.tenant_id, False, THEIRS)]
             for name in ("", "%", "_" * len(key_id), key_id[:-1], key_id + " ", unlike(key_id), None):
                 assert await db.fetch("SELECT * FROM asyncgate.find_key($1)", name) == [], name
 
@@ -1308,9 +1308,9 @@ async def test_a_function_without_its_tenant_still_finds_nothing_of_a_neighbour(
             call = CALLS[name].format_map(neighbour.shared)
             right = await answer_of(db, "", call, our_tenant, "asyncgate_app")
             assert right
-            for found in re.finditer(r"\b\w+\.tenant_id = tenant\b", text):
-                mutant = f"{text[:found.start()]}true{text[found.end():]}"
-                assert await answer_of(db, mutant, call, our_tenant, "asyncgate_app") == right, found[0]
+            for match in re.finditer(r"\b\w+\.tenant_id = tenant\b", text):
+                mutant = f"{text[:match.start()]}true{text[match.end():]}"
+                assert await answer_of(db, mutant, call, our_tenant, "asyncgate_app") == right, match[0]
                 leaks_without += await answer_of(db, mutant, call, our_tenant, "session_user") != right
                 tried += 1
     assert (tried, leaks_without >= 5) == (7, True)

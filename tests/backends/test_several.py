@@ -227,7 +227,7 @@ async def test_tasks_of_another_process_wake_as_many_claims_as_they_fit() -> Non
     assert process.batches == before + 1, "nobody else has looked"
 
     made = await there.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 3)
-    assert sorted([task for claim in plain for task in await claimed(claim)]) == [one.task_id for one in made.results]
+    assert sorted([task for claim in plain for task in await claimed(claim)]) == [task.task_id for task in made.results]
 
 
 async def test_more_than_news_can_list_wake_everybody() -> None:

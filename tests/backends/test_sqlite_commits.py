@@ -73,7 +73,7 @@ async def test_a_refused_batch_leaves_nothing_and_takes_nothing_along(gate: Gate
             await backend.transact(TENANT, Needs(), trespass)
     made.append(await gate.create())
 
-    stored = [task.task_id for one in (gate, neighbour) for task in (await one.everything())["Task"]]
+    stored = [task.task_id for peer in (gate, neighbour) for task in (await peer.everything())["Task"]]
     assert sorted(stored) == sorted(made)
     with closing(sqlite3.connect(path)) as db:
         assert not any("theirs" in line for line in db.iterdump())

@@ -62,12 +62,12 @@ def plan(db: sqlite3.Connection, sql: str, given: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("age", list(itertools.product(IDS, IDS)), ids=str)
-@pytest.mark.parametrize(("index", "one", "fields"), RANGES, ids=lambda of: str(of))
+@pytest.mark.parametrize(("index", "range_", "fields"), RANGES, ids=lambda of: str(of))
 def test_a_list_is_read_by_the_index_of_what_it_lists(
-        db: sqlite3.Connection, index: str, one: TaskRange, fields: dict[str, Any],
+        db: sqlite3.Connection, index: str, range_: TaskRange, fields: dict[str, Any],
         age: tuple[str | None, str | None]) -> None:
     for more in ({}, EVERY):
-        first, *_ = plan(db, *select_tasks(TENANT, filtered(*age, **{**more, **fields}), [one], []))
+        first, *_ = plan(db, *select_tasks(TENANT, filtered(*age, **{**more, **fields}), [range_], []))
 
         assert f" {index} (tenant_id=?" in first
         assert ("task_id<?" in first, "task_id>?" in first) == (age[0] is not None, age[1] is not None), first
@@ -78,10 +78,10 @@ def test_a_look_at_each_range_reads_its_index_alone(
         db: sqlite3.Connection, age: tuple[str | None, str | None]) -> None:
     indexes = {"held": "tasks_held", "status": "tasks_status", "type": "tasks_type", "type_prefix": "tasks_type",
                "summary_prefix": "tasks_summary"}
-    for one in list_ranges(of := filtered(*age, **EVERY)):
-        [step] = plan(db, *select_ids(TENANT, of, one, 10))
+    for range_ in list_ranges(of := filtered(*age, **EVERY)):
+        [step] = plan(db, *select_ids(TENANT, of, range_, 10))
 
-        assert f" INDEX {indexes.pop(one.by)} (tenant_id=?" in step
+        assert f" INDEX {indexes.pop(range_.by)} (tenant_id=?" in step
     assert not indexes
 
 

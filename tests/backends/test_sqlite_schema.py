@@ -132,7 +132,7 @@ async def test_a_file_of_an_unreleased_version_is_refused_and_left_as_it_is(
 
 
 def test_comments_and_white_space_do_not_make_another_migration() -> None:
-    said = digest("-- what\nCREATE TABLE tasks (\n    one  text  -- why\n);")
+    original = digest("-- what\nCREATE TABLE tasks (\n    one  text  -- why\n);")
 
-    assert said == digest("CREATE TABLE tasks (one text);".replace("(one text)", "( one text )"))
-    assert said != digest("CREATE TABLE tasks (two text);")
+    assert original == digest("CREATE TABLE tasks (one text);".replace("(one text)", "( one text )"))
+    assert original != digest("CREATE TABLE tasks (two text);")

@@ -95,7 +95,7 @@ async def test_a_key_that_made_another_request_is_told(caplog: pytest.LogCapture
 
     assert {handle.task_id for handle in (first, same, other)} == {first.task_id}
     assert [handle.payload_differs for handle in (first, same, other)] == [False, False, True]
-    assert [one.getMessage() for one in caplog.records if "'k'" in one.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if "'k'" in record.getMessage()] == [
         f"the key 'k' made task {first.task_id} from another request; that task is returned"]
 
 
@@ -105,7 +105,7 @@ async def test_a_type_that_nobody_serves_is_told(caplog: pytest.LogCaptureFixtur
         await gate.submit("report")
         task_id = (await gate.submit("repport")).task_id
 
-    told = [one.getMessage() for one in caplog.records if one.name == "asyncgate.client"]
+    told = [record.getMessage() for record in caplog.records if record.name == "asyncgate.client"]
     assert [text.split(": ")[0] for text in told] == [f"task {task_id}"]
     assert "others ask for report" in told[0]
 

@@ -224,7 +224,7 @@ async def test_replies_of_a_real_gate_are_what_the_methods_say(served: SyncTestG
         assert (await worker.list_leases()).leases[0].lease_id == offer.lease_id
         assert history.events[0].receipt == receipts.receipts[0]
         assert receipts.receipts[0].sender == Principal("agent", "ada")
-        assert tenant.tenant in [one.tenant for one in (await gate.list_tenants()).tenants]
+        assert tenant.tenant in [record.tenant for record in (await gate.list_tenants()).tenants]
         assert (await gate.get_limits()).tier
         assert [key.key_id for key in (await gate.list_keys()).keys] == [issued.key.key_id]
         assert (await gate.revoke_key(issued.key.key_id, reason="a test")).ok
@@ -385,11 +385,11 @@ async def test_a_wait_that_is_given_up_leaves_the_gate_usable(served: SyncTestGa
         handle = await gate.submit("demo")
         waiting = [asyncio.create_task(handle.result()) for _ in range(20)]
         await asyncio.wait(waiting, timeout=0.2)
-        for one in waiting:
-            one.cancel()
+        for job in waiting:
+            job.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
 
-        assert {type(one) for one in ended} == {asyncio.CancelledError}
+        assert {type(outcome) for outcome in ended} == {asyncio.CancelledError}
         (offer,) = (await worker.lease_next()).tasks
         await worker.complete(offer.task_id, offer.lease_id, result=1)
         assert await handle.result() == 1

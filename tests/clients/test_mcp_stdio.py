@@ -66,8 +66,8 @@ async def story(client: Any) -> dict[str, Any]:
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
     await client.call_tool("asyncgate.complete", {**held, "artifacts": [{"uri": "file:///x"}]})
     task = await client.call_tool("asyncgate.get_task", {"task_id": made.structured_content["task_id"]})
-    found: dict[str, Any] = task.structured_content
-    return found
+    content: dict[str, Any] = task.structured_content
+    return content
 
 
 @eras
@@ -274,7 +274,7 @@ async def bridged(lines: list[Any], answer: Answer, patience_seconds: float = 0.
         left = iter([*(json.dumps(line).encode() + b"\n" for line in lines), b""])
         bridge = Bridge(client, exchange, "/mcp", wrote.append, streams=True, patience_seconds=patience_seconds)
         await bridge.serve(lambda: next(left))
-    return [json.loads(one) for one in wrote]
+    return [json.loads(line) for line in wrote]
 
 
 async def test_a_call_at_the_end_of_the_input_is_answered_however_long_it_takes(

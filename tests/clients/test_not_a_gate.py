@@ -50,13 +50,13 @@ async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: 
 
 @each("operation", sorted(CALLS.keys() - SHORT_REPLIES))
 def test_the_reply_of_another_product_is_no_reply_of_any_operation(operation: str) -> None:
-    for said in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
-        assert find_reply_flaw(said, CALLS[operation].reply)
+    for body in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
+        assert find_reply_flaw(body, CALLS[operation].reply)
 
 
-@pytest.mark.parametrize("said", [b'{"ok":true}', b'{"ok":true,"status":"succeeded"}'])
-async def test_a_short_reply_without_a_header_of_a_gate_is_of_another_product(portal: Portal, said: bytes) -> None:
-    portal.answer = (200, "application/json", said)
+@pytest.mark.parametrize("body", [b'{"ok":true}', b'{"ok":true,"status":"succeeded"}'])
+async def test_a_short_reply_without_a_header_of_a_gate_is_of_another_product(portal: Portal, body: bytes) -> None:
+    portal.answer = (200, "application/json", body)
     async with AsyncGate(portal.url, TOKEN, agent_id="ada") as client:
         for operation in sorted(SHORT_REPLIES & CALLS.keys()):
             ids = dict.fromkeys(re.findall(r"{(\w+)}", CALLS[operation].path), "x")
@@ -64,7 +64,7 @@ async def test_a_short_reply_without_a_header_of_a_gate_is_of_another_product(po
                 await client.call(operation, **ids)
 
 
-async def end_behind_a_portal(gate: AsyncHttp, state: Path, said: bytes, is_seen: Callable[[int], bool]) -> Any:
+async def end_behind_a_portal(gate: AsyncHttp, state: Path, body: bytes, is_seen: Callable[[int], bool]) -> Any:
     """Let a worker end its task while a portal answers this, until that `is_seen`; return the task as it ended.
 
     `is_seen` is given how often the portal has answered since.
@@ -81,7 +81,7 @@ async def end_behind_a_portal(gate: AsyncHttp, state: Path, said: bytes, is_seen
         async with at_work(worker):
             task = await gate.call("create_task", type="t", payload=1)
             await begun.wait()
-            portal.answer, before = (200, "application/json", said), portal.answered
+            portal.answer, before = (200, "application/json", body), portal.answered
             finish.set()
             await until_so(lambda: is_seen(portal.answered - before))
             portal.answer = None
@@ -178,9 +178,9 @@ def test_each_command_ends_in_one_line_with_its_exit_status(portal: Portal, what
                                 env={"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True, cwd=tmp_path) for command in COMMANDS]
 
-    for command, one in zip(COMMANDS, running, strict=True):
-        said = one.communicate(timeout=2 * PATIENCE_SECONDS)[1]
-        assert (one.returncode, said.count("\n"), SAYING in said) == (7, 1, True), f"{command}: {said}"
+    for command, process in zip(COMMANDS, running, strict=True):
+        output = process.communicate(timeout=2 * PATIENCE_SECONDS)[1]
+        assert (process.returncode, output.count("\n"), SAYING in output) == (7, 1, True), f"{command}: {output}"
 
 
 def test_events_of_something_else_are_no_receipts(portal: Portal, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class TracedGate:
     def spans(self, trace_id: str = "") -> list[dict[str, Any]]:
         """Return the spans of a trace."""
         told = [json.loads(line) for line in self.file.read_text().splitlines()]
-        return [one for one in told if trace_id in one["context"]["trace_id"]]
+        return [span for span in told if trace_id in span["context"]["trace_id"]]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def links_of(span: ReadableSpan) -> list[str]:
 
 
 def operations(told: list[dict[str, Any]]) -> set[str]:
-    return {one["attributes"].get("asyncgate.operation", "") for one in told}
+    return {span["attributes"].get("asyncgate.operation", "") for span in told}
 
 
 @pytest.mark.parametrize("via", ["rest", "mcp"])
@@ -146,7 +146,7 @@ async def test_a_trace_goes_from_the_creator_over_the_gate_to_the_first_run_and_
     # What the gate did for each of them is in the same trace.
     assert {"create_task", "fail"} <= operations(traced.spans(root))
     assert "complete" in operations(traced.spans(ids(second)[0]))
-    (claimed, *_) = [one for one in traced.spans() if one["links"]]
+    (claimed, *_) = [span for span in traced.spans() if span["links"]]
     assert claimed["attributes"]["asyncgate.operation"] == "lease_next"
     assert root in claimed["links"][0]["context"]["trace_id"]
 

@@ -108,8 +108,8 @@ class Door:
         up = self._up(reader, back, lost, writer)
         both = [asyncio.create_task(up), asyncio.create_task(self._down(there, writer, lost))]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for one in (writer, back):
-            one.transport.abort()
+        for stream in (writer, back):
+            stream.transport.abort()
         await asyncio.gather(*both, return_exceptions=True)
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes],
@@ -319,8 +319,8 @@ async def test_the_traceback_of_an_error_is_kept_with_the_failure_unless_it_is_s
         assert (first, last.partition(":")[0]) == ("Traceback (most recent call last):", "ZeroDivisionError")
         assert "in fetch" in error["traceback"]
         assert "job.py" not in error["traceback"]
-    told = [one.getMessage() for one in caplog.records if "ZeroDivisionError" in one.getMessage() or
-            "division" in one.getMessage() or "last attempt" in one.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "ZeroDivisionError" in record.getMessage() or
+            "division" in record.getMessage() or "last attempt" in record.getMessage()]
     assert ["this attempt failed, and another may follow" in told[0], "failed for good" in told[1]] == [True, True]
 
 
@@ -713,8 +713,8 @@ async def test_an_end_that_the_gate_refuses_is_dropped_and_never_sent_again(
 
     sent = [asked for asked in door.asked if f"{canceled['task_id']}/complete" in asked]
     assert (canceled["status"], len(sent)) == ("canceled", 1)
-    assert [one.levelname for one in caplog.records if "its result is dropped" in one.getMessage()
-            and "(canceled)" in one.getMessage()] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "its result is dropped" in record.getMessage()
+            and "(canceled)" in record.getMessage()] == ["WARNING"]
 
 
 async def test_an_end_whose_answer_is_lost_is_told_once_more_and_counts_once(gate: AsyncHttp, door: Door) -> None:
@@ -779,7 +779,7 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
         task = await run(gate)
 
     assert task["result"]["result"] is False
-    assert any("the gate refused its progress" in one.getMessage() for one in caplog.records)
+    assert any("the gate refused its progress" in record.getMessage() for record in caplog.records)
 
 
 def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
@@ -825,16 +825,16 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
         done = [await run(gate, "a"), await run(gate, "b", requirements={"capabilities": ["ocr"]})]
 
     assert [task["status"] for task in done] == ["succeeded"] * 2
-    assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
+    assert [(await gate.call("get_task", task_id=task["task_id"]))["status"] for task in others] == ["queued"] * 2
 
 
-@pytest.mark.parametrize("said", [None, "ocr-1"])
+@pytest.mark.parametrize("worker_id", [None, "ocr-1"])
 @pytest.mark.parametrize("kind", ["worker", "service"])
 async def test_an_issued_key_of_a_worker_is_enough(
-        gate: AsyncHttp, tmp_path: Path, kind: str, said: str | None) -> None:
+        gate: AsyncHttp, tmp_path: Path, kind: str, worker_id: str | None) -> None:
     """The worker asks the gate who it is; nobody has to say it twice."""
     key = await gate.call("issue_key", name="ocr", principal_kind=kind, principal_id="ocr-1", role="worker")
-    worker = Worker(gate.url, said, token=key["api_key"], ttl_seconds=3, state=tmp_path)
+    worker = Worker(gate.url, worker_id, token=key["api_key"], ttl_seconds=3, state=tmp_path)
     place = take_place(tmp_path, "ocr-1")
     await gate.call("create_task", type="t", payload=0)
     async with AsyncHttp(gate.url, key["api_key"]) as held:
@@ -962,8 +962,8 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
     assert nothing_kept(tmp_path)
     assert (await ended(gate, task_id))["result"]["result"] == ("first" if in_time else "second")
     assert (await history(gate, task_id)).count("task.completed") == 1
-    assert any("(superseded)" in one.getMessage() or "(completed)" in one.getMessage()
-               for one in caplog.records) is not in_time
+    assert any("(superseded)" in record.getMessage() or "(completed)" in record.getMessage()
+               for record in caplog.records) is not in_time
 
 
 async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
@@ -1079,7 +1079,7 @@ def test_a_worker_without_a_folder_tells_an_end_for_as_long_as_it_lives(caplog: 
     assert place.letters() == letters
     assert place.forget(letters[0])
     place.close()
-    assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "task t-2: its result is lost: away"]
 
 
@@ -1273,7 +1273,7 @@ async def test_a_lease_that_ends_meanwhile_does_not_keep_a_worker_from_giving_ba
             await gate.call("create_task", type="t", payload=None)
         await until_so(lambda: len(begun) == 3)
 
-    assert sorted([(await gate.call("get_task", task_id=one))["status"] for one in begun]) == [
+    assert sorted([(await gate.call("get_task", task_id=task_id))["status"] for task_id in begun]) == [
         "canceled", "queued", "queued"]
 
 

@@ -73,7 +73,7 @@ class Stage:
 
     def serve(self) -> None:
         """Start the gate, and wait until it answers."""
-        sets = [part for one in HASTY for part in ("--set", one)]
+        sets = [part for setting in HASTY for part in ("--set", setting)]
         self.gate = self._start(*MAIN, "serve", "--port", str(self.port), "--database", self.database, *sets)
         self.until(lambda: self.ask("health"))
 

@@ -282,7 +282,7 @@ def test_a_worker_that_ends_leaves_no_guardian(gate: Http, begin: Begin, tmp_pat
 def children_of(worker: subprocess.Popen[str]) -> list[int]:
     """The processes that a worker has started."""
     tasks = Path(f"/proc/{worker.pid}/task").glob("*/children")
-    return [int(pid) for one in tasks for pid in one.read_text().split()]
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

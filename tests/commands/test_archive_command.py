@@ -68,8 +68,8 @@ async def test_upkeep_archives_for_every_tenant_where_that_is_turned_on(backend:
 
     assert upkeep.duties["archive"].last_error is None
     # The second tenant's tasks were done a month later, and are no older than that.
-    assert [await left(backend, Receipt, one) for one in (TENANT, OTHER)] == [0, 0]
-    assert [await left(backend, Archived, one) for one in (TENANT, OTHER)] == [8, 8]
+    assert [await left(backend, Receipt, tenant) for tenant in (TENANT, OTHER)] == [0, 0]
+    assert [await left(backend, Archived, tenant) for tenant in (TENANT, OTHER)] == [8, 8]
     assert files(folder) == {TENANT, OTHER}
 
 

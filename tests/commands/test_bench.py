@@ -41,8 +41,8 @@ class Gate:
         environment = {**os.environ, "ASYNCGATE_API_KEY": "secret"}
         self.process = subprocess.Popen(asked, env=environment, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
-        found = (re.search(r"serves (http://\S+)", line) for line in self.process.stderr)
-        self.url = next(line[1] for line in found if line)
+        matches = (re.search(r"serves (http://\S+)", line) for line in self.process.stderr)
+        self.url = next(line[1] for line in matches if line)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
@@ -116,12 +116,12 @@ def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(f
         ("create", "create"): 6, ("claim-empty", "claim"): 6, ("long-poll", "wake"): 6, ("obligations", "list"): 6,
         ("explain", "explain"): 6,
         ("mcp", "create over MCP"): 6, ("echo", "echo"): 6}
-    found = fresh.tasks()
-    assert found.pop(("bench.task", "succeeded")) == 6 + 6 + 600
-    assert found.pop(("bench.task", "queued")) == 1              # explained
-    assert found.pop(("bench.left", "queued")) == 6 + 6 + 20     # created, over MCP too, and owed
-    assert {status for _, status in found} == {"succeeded"}
-    assert sum(found.values()) == 6                             # what the waiting claims were woken with
+    tasks = fresh.tasks()
+    assert tasks.pop(("bench.task", "succeeded")) == 6 + 6 + 600
+    assert tasks.pop(("bench.task", "queued")) == 1              # explained
+    assert tasks.pop(("bench.left", "queued")) == 6 + 6 + 20     # created, over MCP too, and owed
+    assert {status for _, status in tasks} == {"succeeded"}
+    assert sum(tasks.values()) == 6                             # what the waiting claims were woken with
     assert fresh.rows("SELECT count(*) FROM tasks WHERE owner_id = 'bench.owed'") == [(20,)]
 
 
@@ -321,10 +321,10 @@ def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memor
     done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
     told = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
-    found = json.loads(done.stdout)
-    assert [(row["mode"], row["rival"]) for row in found["rows"]] == [("health", 0), ("health", 5)]
-    assert all(row["requests"] for row in found["rows"])
-    assert 0 < found["memory"]["before"] <= found["memory"]["most"] >= found["memory"]["after"] > 0
+    report = json.loads(done.stdout)
+    assert [(row["mode"], row["rival"]) for row in report["rows"]] == [("health", 0), ("health", 5)]
+    assert all(row["requests"] for row in report["rows"])
+    assert 0 < report["memory"]["before"] <= report["memory"]["most"] >= report["memory"]["after"] > 0
     assert "health beside 5" in told.stdout
     assert re.search(r"^the server's memory: [\d.]+ MiB before, [\d.]+ MiB after 5 at once", told.stdout, re.M)
     assert list(tmp_path.iterdir()) == []
@@ -336,10 +336,10 @@ def test_the_worst_bodies_are_measured_by_the_health_of_a_server(tmp_path: Path)
 
     done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
-    found = json.loads(done.stdout)
-    assert (found["kind"], [(row["mode"], row["rival"]) for row in found["rows"]]) == (
+    report = json.loads(done.stdout)
+    assert (report["kind"], [(row["mode"], row["rival"]) for row in report["rows"]]) == (
         "bad-body", [("health", 0), ("health", 1)])
-    assert all(row["requests"] for row in found["rows"])
+    assert all(row["requests"] for row in report["rows"])
 
 
 def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     assert (process.returncode, wrong) == (1, "Error: the gate closed the connection\n")
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["--clients", "none"], "none is not a list of numbers"), (["--clients", "0"], "at least one client"),
     (["--clients", "1,"], "not a list of numbers"), (["--mode", "fly"], "'fly' is not one of"),
     (["--seconds", "1", "--count", "2"], "exclude each other"), (["--fill-state", "lanes"], "needs --fill"),
@@ -504,8 +504,8 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--slow-disk", "4"], "omit --url and --token"),
     (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
-def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:
+def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9", "--token", "secret", *arguments])
 
     assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())

@@ -75,7 +75,7 @@ def test_a_queue_on_postgres_is_measured_beside_a_gate_on_both_databases(server:
     assert [queue.server.split()[0] for queue in report.queues] == ["SQLite", "Postgres", "Postgres"]
     assert all(queue.version and queue.steps and queue.remark for queue in report.queues)
     assert (report.method["rounds"], report.method["count"]) == (1, 4)
-    assert [one.name for one in report.missing] == ["bullmq"]
+    assert [missing.name for missing in report.missing] == ["bullmq"]
     assert asyncio.run(left_over(server)) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -134,15 +134,15 @@ def test_a_postgres_that_does_not_answer_is_one_clear_line(tmp_path: Path) -> No
                         done.stderr)
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["--beside", "pgqueuer,rabbit"], "rabbit is not known: name some of pgqueuer, procrastinate, nats, bullmq"),
     (["--beside", ",nats"], "an empty name is not known"),
     (["--beside", "nats", "--mode", "create"], "only the modes cycle and batch"),
     (["--beside", "nats", "--url", "http://127.0.0.1:9"], "omit --url and --token"),
     (["--beside", "nats", "--hostile"], "exclude each other"),
     (["--beside", "nats", "--database", "sqlite:///x.db"], "needs a Postgres server as its --database")])
-def test_what_cannot_be_measured_beside_is_refused(arguments: list[str], said: str) -> None:
+def test_what_cannot_be_measured_beside_is_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, ["bench", *arguments])
 
     assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())

@@ -49,7 +49,7 @@ def create(gate: Live, type: str, number: int = 1, **more: Any) -> list[str]:
     with Http(gate.url, TOKEN) as http:
         while len(made) < number:
             tasks = [{"type": type, "payload": None, **more}] * min(number - len(made), 100)
-            made += [one["task_id"] for one in http.call("create_tasks", tasks=tasks, agent_id="ada")["results"]]
+            made += [task["task_id"] for task in http.call("create_tasks", tasks=tasks, agent_id="ada")["results"]]
     return made
 
 
@@ -61,9 +61,10 @@ def call(gate: Live, operation: str, **fields: Any) -> Any:
 
 def count(gate: Live, type: str) -> dict[str, int]:
     """Return how many tasks of a type have each status."""
-    found = {status: call(gate, "preview_bulk", action="rerun" if status in ("failed", "canceled") else "cancel",
-                          type=type, status=status)["matches"] for status in ("queued", "leased", "failed", "canceled")}
-    return {status: number for status, number in found.items() if number}
+    counts = {status: call(gate, "preview_bulk", action="rerun" if status in ("failed", "canceled") else "cancel",
+                           type=type, status=status)["matches"]
+              for status in ("queued", "leased", "failed", "canceled")}
+    return {status: number for status, number in counts.items() if number}
 
 
 def issue(gate: Live, principal_kind: str, **fields: Any) -> str:
@@ -120,13 +121,13 @@ class Terminal:
 def test_without_anybody_to_answer_it_shows_what_it_would_do_and_does_nothing(shared: Live, kind: str) -> None:
     made = create(shared, kind, 12)
 
-    said = run(shared, "cancel", "--type", kind)
+    done = run(shared, "cancel", "--type", kind)
 
-    assert said.returncode == 2
-    head, *rows = said.stdout.splitlines()
+    assert done.returncode == 2
+    head, *rows = done.stdout.splitlines()
     assert head.split() == ["TASK_ID", "TYPE", "STATUS", "CREATED_BY", "PRIORITY", "CREATED_AT"]
     assert [row.split()[0] for row in rows] == made[:1:-1]
-    assert "12 tasks: cancel them?  Nobody is there to answer; --yes says yes" in said.stderr
+    assert "12 tasks: cancel them?  Nobody is there to answer; --yes says yes" in done.stderr
     assert count(shared, kind) == {"queued": 12}
 
 
@@ -140,10 +141,10 @@ def test_on_a_terminal_it_asks_and_obeys(
 
     terminal.answer(answer)
 
-    ended, said = terminal.end()
+    ended, output = terminal.end()
     assert ended == status
     assert count(shared, kind) == left
-    assert ("1 canceled" in said) == (status == 0)
+    assert ("1 canceled" in output) == (status == 0)
 
 
 def test_more_than_a_thousand_are_not_counted_but_done(shared: Live, kind: str) -> None:
@@ -158,10 +159,10 @@ def test_more_than_a_thousand_are_not_counted_but_done(shared: Live, kind: str) 
 
 @pytest.mark.parametrize("action", ["cancel", "release", "rerun"])
 def test_where_there_is_nothing_to_do_it_says_so_and_asks_nothing(shared: Live, kind: str, action: str) -> None:
-    said = run(shared, action, "--type", kind)
+    done = run(shared, action, "--type", kind)
     told = run(shared, action, "--type", kind, "--json")
 
-    assert (said.returncode, said.stdout, said.stderr) == (0, "there is no such task\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "there is no such task\n", "")
     assert (told.returncode, json.loads(told.stdout)) == (0, {"matches": 0})
 
 
@@ -171,10 +172,10 @@ def test_where_there_is_nothing_to_do_it_says_so_and_asks_nothing(shared: Live, 
 def test_json_is_the_record_of_the_bulk_and_nothing_else(shared: Live, kind: str) -> None:
     create(shared, kind, 3)
 
-    said = run(shared, "cancel", "--type", kind, "--reason", "the wrong batch", "--yes", "--json")
+    done = run(shared, "cancel", "--type", kind, "--reason", "the wrong batch", "--yes", "--json")
 
-    record = json.loads(said.stdout)
-    assert (said.returncode, said.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
     assert (record["action"], record["matches"], record["done"], record["ended"]) == ("cancel", 3, 3, True)
     assert call(shared, "get_bulk", bulk_id=record["bulk_id"]) == record
 
@@ -200,9 +201,9 @@ def test_what_is_on_hold_is_released(start: Start) -> None:
         call(gate, "lease_next", worker_id="w2", wait_seconds=1)
     create(gate, "other")
 
-    said = run(gate, "release", "--yes")
+    done = run(gate, "release", "--yes")
 
-    assert said.stdout.splitlines()[-1] == "1 released"
+    assert done.stdout.splitlines()[-1] == "1 released"
     assert call(gate, "get_task", task_id=task_id)["held"] is None
 
 
@@ -211,9 +212,9 @@ def test_filters_narrow_it(shared: Live, kind: str) -> None:
     call(shared, "lease_next", worker_id="w1", accept_types=[kind])
 
     def matches(*arguments: str) -> int:
-        said = run(shared, "cancel", "--type", kind, *arguments)
-        found = re.search(r"([\d,]+) tasks?: ", said.stderr)
-        return int(found[1]) if found else 0
+        done = run(shared, "cancel", "--type", kind, *arguments)
+        match = re.search(r"([\d,]+) tasks?: ", done.stderr)
+        return int(match[1]) if match else 0
 
     assert [matches("--status", "queued"), matches("--status", "leased"), matches("--created-by", "ada"),
             matches("--created-by", "bob"), matches("--created-after", "1h"), matches("--created-before", "1h"),
@@ -224,11 +225,11 @@ def test_what_a_rule_refuses_is_told_and_the_exit_status_says_so(shared: Live, k
     fail(shared, kind)
     key = issue(shared, "human", role="admin", task_types=["none of these"])
 
-    said = run(shared, "rerun", "--type", kind, "--yes", ASYNCGATE_API_KEY=key)
+    done = run(shared, "rerun", "--type", kind, "--yes", ASYNCGATE_API_KEY=key)
 
-    assert said.returncode == 5
-    assert said.stdout.splitlines()[-1] == "0 run again, 1 refused"
-    assert "this key is good for tasks of the types none of these only" in said.stderr
+    assert done.returncode == 5
+    assert done.stdout.splitlines()[-1] == "0 run again, 1 refused"
+    assert "this key is good for tasks of the types none of these only" in done.stderr
 
 
 # What was interrupted.
@@ -243,14 +244,14 @@ def test_after_ctrl_c_it_names_the_command_that_goes_on(start: Start, tmp_path: 
     terminal.answer("y")
     terminal.wait_for("0 of 450")
     terminal.process.send_signal(signal.SIGINT)
-    status, said = terminal.end()
+    status, output = terminal.end()
     gate.process.send_signal(signal.SIGCONT)
 
-    confirmation = re.sub(r"\s", "", said.partition("bulk continue ")[2])
+    confirmation = re.sub(r"\s", "", output.partition("bulk continue ")[2])
     went_on = run(gate, "continue", confirmation, "--json")
 
     assert status == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     record = json.loads(went_on.stdout)
     assert (went_on.returncode, record["done"], record["skipped"], record["ended"]) == (0, 450, 0, True)
     assert json.loads(run(gate, "continue", confirmation, "--json").stdout) == record
@@ -270,10 +271,10 @@ def test_a_gate_that_is_killed_and_comes_back_is_asked_again(start: Start, tmp_p
     back = start(port=gate.port, database=f"sqlite:///{tmp_path}/gate.db")
     terminal.process.send_signal(signal.SIGCONT)
 
-    status, said = terminal.end()
+    status, output = terminal.end()
 
     assert status == 0
-    assert "450 canceled" in said
+    assert "450 canceled" in output
     assert count(back, "demo") == {"canceled": 450}
 
 
@@ -302,11 +303,11 @@ def test_a_confirmation_that_expired_does_nothing(start: Start) -> None:
     create(gate, "demo", 3)
     confirmation = call(gate, "preview_bulk", action="cancel")["confirmation"]
 
-    for said in (run(gate, "continue", confirmation), run(gate, "cancel", "--yes")):
-        assert said.returncode == 2
-        assert "invalid_confirmation (400): this confirmation has expired" in said.stderr
-        assert "preview again" in said.stderr
-        assert "to go on" not in said.stderr
+    for done in (run(gate, "continue", confirmation), run(gate, "cancel", "--yes")):
+        assert done.returncode == 2
+        assert "invalid_confirmation (400): this confirmation has expired" in done.stderr
+        assert "preview again" in done.stderr
+        assert "to go on" not in done.stderr
     assert count(gate, "demo") == {"queued": 3}
 
 
@@ -316,9 +317,9 @@ def test_nothing_is_done_without_the_confirmation_of_this_caller(shared: Live, k
     other = issue(shared, "human", role="admin")
 
     for wrong, named in (("nonsense", {}), (confirmation[:-1], {}), (confirmation, {"ASYNCGATE_API_KEY": other})):
-        said = run(shared, "continue", wrong, **named)
-        assert said.returncode == 2
-        assert "invalid_confirmation (400)" in said.stderr
+        done = run(shared, "continue", wrong, **named)
+        assert done.returncode == 2
+        assert "invalid_confirmation (400)" in done.stderr
     assert run(shared, "continue").returncode == 2
     assert count(shared, kind) == {"queued": 1}
 
@@ -332,17 +333,17 @@ def test_nothing_is_done_without_the_confirmation_of_this_caller(shared: Live, k
     (["cancell"], 2, "Did you mean cancel?"), (["cancel", "--token", "wrong", "--yes"], 3, "asyncgate login")])
 def test_a_wrong_request_is_refused_with_its_rule(
         shared: Live, arguments: list[str], status: int, says: str) -> None:
-    said = run(shared, *arguments)
+    done = run(shared, *arguments)
 
-    assert (said.returncode, said.stdout) == (status, "")
-    assert says in said.stderr
+    assert (done.returncode, done.stdout) == (status, "")
+    assert says in done.stderr
 
 
 def test_it_is_for_admins(shared: Live, kind: str) -> None:
     create(shared, kind)
 
-    said = run(shared, "cancel", "--type", kind, "--yes", ASYNCGATE_API_KEY=issue(shared, "agent"))
+    done = run(shared, "cancel", "--type", kind, "--yes", ASYNCGATE_API_KEY=issue(shared, "agent"))
 
-    assert said.returncode == 3
-    assert "forbidden (403)" in said.stderr
+    assert done.returncode == 3
+    assert "forbidden (403)" in done.stderr
     assert count(shared, kind) == {"queued": 1}

@@ -129,8 +129,8 @@ def test_no_help_has_a_clause_number_of_the_specification() -> None:
     told = {words: CliRunner().invoke(main, [*words, "--help"]).output for words in [(), *list_commands(main)]}
 
     assert len(told) > len(OPERATIONS)
-    assert {" ".join(words): found for words, text in told.items() if (
-        found := re.findall(r"\b(?:PH|H)\.\d\S*|[Ss]pec \d\S*|\(\d[\d.]*[,)]", text))} == {}
+    assert {" ".join(words): clauses for words, text in told.items() if (
+        clauses := re.findall(r"\b(?:PH|H)\.\d\S*|[Ss]pec \d\S*|\(\d[\d.]*[,)]", text))} == {}
 
 
 @pytest.mark.parametrize(("name", "fields"), [
@@ -195,13 +195,13 @@ def test_without_a_ledger_a_rebuild_says_that_a_file_will_do(tmp_path: Path) -> 
     assert "there is no ledger; --file names a file of `asyncgate receipts export`" in told.output
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(456255.0, "5 d 6 h"), (90.0, "1 min 30 s"), (0.05, "50 ms")])
+@pytest.mark.parametrize(("seconds", "delay"), [(456255.0, "5 d 6 h"), (90.0, "1 min 30 s"), (0.05, "50 ms")])
 def test_a_refusal_says_when_to_try_again_as_people_do(
-        capsys: pytest.CaptureFixture[str], seconds: float, said: str) -> None:
+        capsys: pytest.CaptureFixture[str], seconds: float, delay: str) -> None:
     with pytest.raises(click.exceptions.Exit), exit_on_refusal():
         raise Refusal(429, {"error": "quota_exceeded", "message": "no more"}, seconds)
 
-    assert capsys.readouterr().err == f"Error: quota_exceeded (429): no more (try again in {said})\n"
+    assert capsys.readouterr().err == f"Error: quota_exceeded (429): no more (try again in {delay})\n"
 
 
 def test_a_task_goes_from_creation_to_its_result(run: Run, kind: str) -> None:
@@ -384,11 +384,11 @@ def test_a_refusal_says_why_and_its_class_is_the_exit_status(
     assert word in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(("said", "near"), [
+@pytest.mark.parametrize(("arguments", "near"), [
     (["list-task"], "Did you mean list-tasks"), (["receipts", "exprt"], "Did you mean export?"),
     (["lease_nxt"], "Did you mean lease-next"), (["archive", "restor"], "Did you mean restore?")])
-def test_a_misspelt_command_is_told_the_near_ones(run: Run, said: list[str], near: str) -> None:
-    result = run(*said)
+def test_a_misspelt_command_is_told_the_near_ones(run: Run, arguments: list[str], near: str) -> None:
+    result = run(*arguments)
 
     assert (result.exit_code, near in result.stderr) == (2, True), result.stderr
 
@@ -420,13 +420,13 @@ def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind
 def test_a_duration_counts_back_where_a_filter_asks_what_has_happened(run: Run, kind: str) -> None:
     task_id = answer(run("create-task", "--type", kind, "--payload", "1", "--json"))["task_id"]
 
-    found = [answer(run("list-tasks", "--type", kind, option, "1h", "--json"))["tasks"]
+    lists = [answer(run("list-tasks", "--type", kind, option, "1h", "--json"))["tasks"]
              for option in ("--created-after", "--created-before")]
 
     made = answer(run("create-webhook", "--endpoint", "https://hooks.invalid/", "--types", "system.anomaly", "--json"))
     again = answer(run("replay-deliveries", made["webhook"]["webhook_id"], "--since", "1h", "--json"))
 
-    assert [[task["task_id"] for task in tasks] for tasks in found] == [[task_id], []]
+    assert [[task["task_id"] for task in tasks] for tasks in lists] == [[task_id], []]
     assert again["since"] < made["webhook"]["created_at"]
 
 
@@ -503,10 +503,10 @@ def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, .
                               text=True) as running, silent.accept()[0] as call:
             call.recv(1)        # it has asked, and waits for the answer
             running.send_signal(signal.SIGINT)
-            said = running.communicate(timeout=PATIENCE_SECONDS)[1]
+            output = running.communicate(timeout=PATIENCE_SECONDS)[1]
 
-    assert running.returncode == 130, said
-    assert "Traceback" not in said
+    assert running.returncode == 130, output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("shorten", [lambda id: id[-12:], lambda id: id[:-4], lambda id: id[-12:].upper()])
@@ -549,9 +549,9 @@ NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "ope
 
 
 def test_every_command_that_answers_can_answer_in_json() -> None:
-    found = {" ".join(path): command for path, command in every_command(main, ())}
+    commands = {" ".join(path): command for path, command in every_command(main, ())}
 
-    without = {name for name, command in found.items()
+    without = {name for name, command in commands.items()
                if not any("--json" in param.opts for param in command.params)}
     assert without == NO_ANSWER
 
@@ -607,7 +607,7 @@ def test_the_file_of_a_first_key_is_its_owners_alone(run: Run, tmp_path: Path) -
     assert (again.exit_code, "exists already" in again.stderr) == (5, True)
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("arguments", [
     ["serve", "--set", "bogus=1"], ["serve", "--set", "port=x"], ["serve", "--config", "nowhere.yaml"],
     ["serve", "--database", "nonsense:x"], ["config", "--set", "bogus=1"], ["verify", "--database", "nonsense"],
     ["copy", "nonsense:x", "memory:"], ["receipts", "push", "--database", "sqlite:///none.db"],
@@ -616,8 +616,8 @@ def test_the_file_of_a_first_key_is_its_owners_alone(run: Run, tmp_path: Path) -
     ["receipts", "push", "--file", "none"], ["rebuild", "--file", "none", "--database", "sqlite:///x.db"],
     ["receipts", "export", "no/folder"], ["export", "tenant", "no/folder"], ["restore", "none"],
     ["backup", "--database", "sqlite:///none.db", "copy.db"]], ids=" ".join)
-def test_bad_configuration_is_2(run: Run, said: list[str]) -> None:
-    result = run(*said)
+def test_bad_configuration_is_2(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments)
 
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert "Traceback" not in result.stderr

@@ -69,8 +69,8 @@ Fill = Callable[[str], Awaitable[None]]
 
 @pytest.fixture(params=WAYS, ids=" to ".join)
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
-    found: tuple[str, str] = request.param
-    return found
+    pair: tuple[str, str] = request.param
+    return pair
 
 
 @pytest.fixture
@@ -249,13 +249,13 @@ def files(folder: Path) -> list[str]:
 
 async def everything(backend: Any) -> dict[str, dict[str, list[Any]]]:
     """Every row of every tenant, by table."""
-    found: dict[str, dict[str, list[Any]]] = {}
+    tenants: dict[str, dict[str, list[Any]]] = {}
     for tenant_id in await backend.tenants():
         for table, name in copy.COPIED_TABLES.items():
-            rows = found.setdefault(tenant_id, {}).setdefault(name, [])
+            rows = tenants.setdefault(tenant_id, {}).setdefault(name, [])
             while page := await backend.page(tenant_id, Rows(table, export_key(rows[-1]) if rows else "")):
                 rows += page
-    return found
+    return tenants
 
 
 async def rows_at(url: str) -> dict[str, dict[str, list[Any]]]:

@@ -33,13 +33,13 @@ def surroundings(folder: Path, **more: str) -> dict[str, str]:
 
 def parts(folder: Path) -> dict[str, int]:
     """The processes that work in the demo's folder: what they are told to be, and their ids."""
-    found = {}
+    numbers = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):      # it may end while we look
             if os.readlink(process / "cwd").startswith(str(folder)):
                 words = (process / "cmdline").read_text().split("\0")
-                found[" ".join(words[4:]).strip()] = int(process.name)
-    return found
+                numbers[" ".join(words[4:]).strip()] = int(process.name)
+    return numbers
 
 
 def poll(look: Callable[[], bool]) -> None:
@@ -159,7 +159,7 @@ def test_with_console_it_stays_open_to_a_browser_until_ctrl_c_and_then_leaves_no
     assert pages[0].startswith("<!doctype html>")
     [queue] = json.loads(pages[1])["queues"]
     assert (queue["claimable"], queue["workers"]) == (3, 0)
-    assert {one["worker"]["id"] for one in json.loads(pages[2])["workers"]} == {"worker-1", "worker-2"}
+    assert {worker["worker"]["id"] for worker in json.loads(pages[2])["workers"]} == {"worker-1", "worker-2"}
     assert (demo.returncode, rest, errors) == (0, "", "")
     assert (parts(tmp_path), list(tmp_path.iterdir())) == ({}, [])
 

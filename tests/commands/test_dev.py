@@ -65,9 +65,9 @@ def banner(dev: Process) -> str:
 
 
 def address(told: str) -> str:
-    found = re.search(r"is ready at (http://\S+)", told)
-    assert found
-    return found[1]
+    match = re.search(r"is ready at (http://\S+)", told)
+    assert match
+    return match[1]
 
 
 def paste(told: str) -> Any:
@@ -115,7 +115,7 @@ def test_every_command_that_is_suggested_works(start: Start) -> None:
                            text=True, env=clean(ASYNCGATE_URL=url)) for line in suggested]
 
     assert len(suggested) == 4
-    assert [one.stderr for one in done if one.returncode] == []
+    assert [process.stderr for process in done if process.returncode] == []
     assert f"export ASYNCGATE_URL={url}" in told
 
 
@@ -167,9 +167,9 @@ def test_a_dev_that_cannot_start_says_why_in_one_line(tmp_path: Path, more: dict
     done = subprocess.run([*DEV, "--port", "0"], cwd=tmp_path, env=clean(**more), capture_output=True, text=True)
 
     assert (done.returncode, done.stdout) == (2, "")
-    said = [line for line in done.stderr.splitlines() if "INSECURE" not in line]
-    assert len(said) == 1
-    assert word in said[0]
+    lines = [line for line in done.stderr.splitlines() if "INSECURE" not in line]
+    assert len(lines) == 1
+    assert word in lines[0]
 
 
 def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:

@@ -83,9 +83,9 @@ def test_every_page_of_the_repository_is_there_with_a_title_and_a_first_sentence
     assert len({page.stem.lower() for page in known.values()}) == len(known)
 
 
-@pytest.mark.parametrize("said", ["workers", "workers.md", "docs/workers.md", "WORKERS"])
-def test_a_page_is_printed_as_it_was_written_where_a_program_reads_it(said: str) -> None:
-    assert run(said).stdout == (ROOT / "docs" / "workers.md").read_text()
+@pytest.mark.parametrize("name", ["workers", "workers.md", "docs/workers.md", "WORKERS"])
+def test_a_page_is_printed_as_it_was_written_where_a_program_reads_it(name: str) -> None:
+    assert run(name).stdout == (ROOT / "docs" / "workers.md").read_text()
 
 
 def test_the_list_names_every_page_and_what_it_is_about() -> None:
@@ -98,8 +98,9 @@ def test_the_list_names_every_page_and_what_it_is_about() -> None:
 def test_the_list_and_a_page_are_there_as_json() -> None:
     listed, page = json.loads(run("--json").stdout), json.loads(run("workers", "--json").stdout)
 
-    assert [one["name"] for one in listed] == list(read_pages())
-    assert {**next(one for one in listed if one["name"] == "workers"), "text": read_pages()["workers"].text} == page
+    assert [entry["name"] for entry in listed] == list(read_pages())
+    assert {**next(entry for entry in listed if entry["name"] == "workers"),
+            "text": read_pages()["workers"].text} == page
 
 
 def test_an_unknown_page_is_told_with_the_name_that_is_near() -> None:
@@ -279,9 +280,9 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., str]]:
         return sent.read_text()
 
     yield open_it
-    for one in running:
-        one.terminate()
-        one.wait()
+    for process in running:
+        process.terminate()
+        process.wait()
 
 
 def test_the_site_is_opened_in_a_browser(opened: Callable[..., str], site: dict[str, str]) -> None:

@@ -80,8 +80,8 @@ def test_an_archive_has_its_rows_a_manifest_and_a_page_for_people(gate: Http, tm
     assert {task["outcome"]["n"] for task in tasks} == {1, 2, 3, 4, 5}
     assert json.loads(told.output)["rows"]["tasks"] == 5
     assert b"principal agent ada of tenant" in files["README.txt"]
-    assert {one["kind"]: one["left_out"] for one in manifest["kinds"]}["api_keys"] == ["hash"]
-    assert {*files} == {"README.txt", "manifest.json", *(f"{one['kind']}.jsonl" for one in manifest["kinds"])}
+    assert {kind["kind"]: kind["left_out"] for kind in manifest["kinds"]}["api_keys"] == ["hash"]
+    assert {*files} == {"README.txt", "manifest.json", *(f"{kind['kind']}.jsonl" for kind in manifest["kinds"])}
     assert checked.output.endswith(": sound\n")
     assert (path.stat().st_mode & 0o777, Path(f"{path}.partial").exists()) == (0o600, False)
 
@@ -120,9 +120,9 @@ def test_an_export_goes_on_where_it_was_killed(file: Path, gate: Http, tmp_path:
         if not counted and before and kills % 2:        # the page came, and its state did not
             (folder / "state.json").write_bytes(before)
 
-    found = unpack(target)
+    files = unpack(target)
     assert kills > 10
-    assert {name for name, content in whole.items() if found[name] != content} <= {
+    assert {name for name, content in whole.items() if files[name] != content} <= {
         "README.txt", "manifest.json", "audit.jsonl", "audit_heads.jsonl"}
     assert export.verify_archive(str(target))[1] == []
     assert not folder.exists()
@@ -143,7 +143,7 @@ def test_a_kind_that_comes_again_replaces_what_had_come_of_it(file: Path, gate: 
 
     assert export.verify_archive(archive.target)[1] == []
     assert unpack(Path(archive.target))["receipts.jsonl"] == unpack(file)["receipts.jsonl"]
-    assert {one.kind: one.rows for one in manifest.kinds}["receipts"] > 3
+    assert {kind.kind: kind.rows for kind in manifest.kinds}["receipts"] > 3
 
 
 @pytest.mark.parametrize("command", [("export", "tenant"), ("receipts", "export")], ids=" ".join)
@@ -206,8 +206,8 @@ def test_an_export_that_the_gate_does_not_know_any_more_is_told_to_begin_again(g
     with suppress(Killed):
         write(gate, target := tmp_path / "all.zip", dies_after=2)
     state = Path(f"{target}.partial") / "state.json"
-    said = msgspec.json.decode(state.read_bytes())
-    state.write_bytes(msgspec.json.encode(said | {"asked": {"operation": "export_tenant"}, "cursor": "none"}))
+    content = msgspec.json.decode(state.read_bytes())
+    state.write_bytes(msgspec.json.encode(content | {"asked": {"operation": "export_tenant"}, "cursor": "none"}))
 
     told = run(gate, "tenant", str(target))
 
@@ -271,9 +271,9 @@ def change_format(files: Pack) -> Pack:
 def test_a_changed_archive_is_found(file: Path, change: Callable[[Pack], Pack], told: str) -> None:
     pack(file, change(unpack(file)))
 
-    found = run(None, "verify", str(file))
+    verdict = run(None, "verify", str(file))
 
-    assert (found.exit_code, told in found.output) == (1, True), found.output
+    assert (verdict.exit_code, told in verdict.output) == (1, True), verdict.output
 
 
 def test_an_archive_that_unpacks_to_more_than_it_says_is_not_read_on(file: Path) -> None:
@@ -286,8 +286,8 @@ def test_an_archive_that_unpacks_to_more_than_it_says_is_not_read_on(file: Path)
 def test_any_damaged_bytes_are_found(file: Path) -> None:
     text, whole, chance = file.read_bytes(), unpack(file), random.Random(7)
     with zipfile.ZipFile(file) as archive:
-        packed = [range(one.header_offset + 30 + len(one.filename), one.header_offset + 30 + len(one.filename)
-                        + one.compress_size) for one in archive.infolist() if one.compress_size > 2]
+        packed = [range(info.header_offset + 30 + len(info.filename), info.header_offset + 30 + len(info.filename)
+                        + info.compress_size) for info in archive.infolist() if info.compress_size > 2]
     for _ in range(100):
         at = chance.choice(chance.choice(packed))
         file.write_bytes(text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1:])

@@ -60,9 +60,9 @@ class Several:
 
     def begin(self) -> None:
         """Wait until all serve."""
-        found = SERVES.search(self.until("with . processes"))
-        assert found
-        self.port = int(found[1])
+        match = SERVES.search(self.until("with . processes"))
+        assert match
+        self.port = int(match[1])
 
     def children(self) -> list[int]:
         """Return the ids of the processes."""
@@ -92,10 +92,10 @@ class Several:
 
     def instances(self, enough: int) -> set[str]:
         """Ask until so many processes have answered; return their instance ids."""
-        found: set[str] = set()
-        while len(found) < enough:
-            found.add(self.call("GET", "/v1/config")["instance_id"])
-        return found
+        ids: set[str] = set()
+        while len(ids) < enough:
+            ids.add(self.call("GET", "/v1/config")["instance_id"])
+        return ids
 
     def end(self) -> int:
         """Return the exit status of the parent."""
@@ -325,14 +325,14 @@ def refused(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 @pytest.mark.parametrize("database", ["sqlite:///gate.db", "memory://"])
 def test_several_processes_need_a_database_that_they_can_share(
         refused: Callable[..., tuple[int, str]], database: str) -> None:
-    status, said = refused("--database", database)
+    status, output = refused("--database", database)
 
     assert status == 2
-    assert "--processes needs a database that several processes share: Postgres" in said
+    assert "--processes needs a database that several processes share: Postgres" in output
 
 
 def test_a_last_port_of_metrics_that_there_is_not_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
-    status, said = refused("--database", "postgresql://127.0.0.1:1/none", "--set", "metrics.port=65535")
+    status, output = refused("--database", "postgresql://127.0.0.1:1/none", "--set", "metrics.port=65535")
 
     assert status == 2
-    assert "set metrics.port to 65534 at most" in said
+    assert "set metrics.port to 65534 at most" in output

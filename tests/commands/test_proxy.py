@@ -41,10 +41,11 @@ class Passing(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.server.away:
             return self.answer(self.server.status, "text/html", b"<h1>Bad Gateway</h1>")
-        said = httpx2.request(self.command, self.server.gate.url + self.path, content=body, timeout=PATIENCE_SECONDS,
-                              headers={name: self.headers[name] for name in ("authorization", "content-type")
-                                       if name in self.headers})
-        self.answer(said.status_code, said.headers["content-type"], said.content)
+        response = httpx2.request(self.command, self.server.gate.url + self.path, content=body,
+                                  timeout=PATIENCE_SECONDS,
+                                  headers={name: self.headers[name] for name in ("authorization", "content-type")
+                                           if name in self.headers})
+        self.answer(response.status_code, response.headers["content-type"], response.content)
 
     do_GET = do_POST = pass_on      # the names that http.server calls
 
@@ -94,9 +95,9 @@ def test_waiting_goes_on_while_a_proxy_says_that_the_gate_is_away(proxy: Proxy, 
             [offer] = gate.call("lease_next", worker_id="w1", accept_types=["sing"])["tasks"]
             gate.call("complete", worker_id="w1", task_id=offer["task_id"], lease_id=offer["lease_id"], result=1)
 
-        shown, said = waiting.communicate(timeout=PATIENCE_SECONDS)
+        shown, output = waiting.communicate(timeout=PATIENCE_SECONDS)
 
-    assert waiting.returncode == 0, said
+    assert waiting.returncode == 0, output
     assert "succeeded" in shown
 
 
@@ -120,7 +121,7 @@ def test_a_gate_that_is_away_behind_a_proxy_is_a_gate_that_does_not_answer(proxy
     proxy.away, proxy.status = True, status
 
     with start(proxy, "list-tasks") as asking:
-        said = asking.communicate(timeout=PATIENCE_SECONDS)[1]
+        output = asking.communicate(timeout=PATIENCE_SECONDS)[1]
 
-    assert asking.returncode == 7, said
-    assert f"status {status}" in said
+    assert asking.returncode == 7, output
+    assert f"status {status}" in output

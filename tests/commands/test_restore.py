@@ -63,8 +63,8 @@ class Replicated:
         self.url = self._address()
 
     def _address(self) -> str:
-        found = re.search(r"serves (http://\S+:\d+)", self.log.read_text())
-        return found[1] if found else ""
+        match = re.search(r"serves (http://\S+:\d+)", self.log.read_text())
+        return match[1] if match else ""
 
     def call(self, method: str, path: str, **body: Any) -> Any:
         """Ask the gate."""
@@ -129,9 +129,9 @@ def replicated(tmp_path: Path) -> Iterator[Callable[[], Replicated]]:
         return running[-1]
 
     yield start
-    for one in running:
-        if one.process.poll() is None:
-            one.end(signal.SIGKILL)
+    for server in running:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
 
 
 def work(gate: Replicated) -> list[Load]:
@@ -149,8 +149,8 @@ def restored(source: str, database: Path, *more: str) -> dict[str, Any]:
     assert made.exit_code == 0, made.output
     again = run("verify", "--database", f"sqlite:///{database}")
     assert again.exit_code == 0, again.output
-    found: dict[str, Any] = json.loads(made.stdout.strip().rpartition("\n")[2])
-    return found
+    report: dict[str, Any] = json.loads(made.stdout.strip().rpartition("\n")[2])
+    return report
 
 
 def statuses(database: Path) -> dict[str, str]:
@@ -286,7 +286,7 @@ def test_an_empty_file_is_no_gate_without_tasks(
     told = run(*command)
 
     assert (told.exit_code, "empty.db is an empty file" in told.stderr) == (2, True), told.output
-    assert [(one.name, one.stat().st_size) for one in tmp_path.iterdir()] == [("empty.db", 0)]
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("empty.db", 0)]
 
 
 @pytest.mark.parametrize(("source", "more", "says"), [
@@ -329,13 +329,14 @@ def test_fly_runs_litestream_when_its_lines_are_let_in() -> None:
     text = (ROOT / "fly.toml").read_text()
     block = text[text.index("# [build.args]"):].partition("\n\n")[0]
 
-    found = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.M))
+    settings = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.M))
 
-    (program,), (verb, flag, child, database, replica) = (found["experimental"][name] for name in ("entrypoint", "cmd"))
+    (program,), (verb, flag, child, database,
+                 replica) = (settings["experimental"][name] for name in ("entrypoint", "cmd"))
     assert (program, verb, flag) == ("litestream", "replicate", "-exec")
     assert "--entrypoint litestream" in (ROOT / "Dockerfile").read_text()
     assert child in (ROOT / "Dockerfile").read_text()
     assert run(*child.split()[1:2], "--help").exit_code == 0
     assert f"sqlite:///{database}" in (ROOT / "Dockerfile").read_text()
     assert replica.startswith("s3://")
-    assert found["build"]["args"]["EXTRAS"].split(",") == ["redis", "backup"]
+    assert settings["build"]["args"]["EXTRAS"].split(",") == ["redis", "backup"]

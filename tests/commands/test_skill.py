@@ -48,7 +48,8 @@ def quoted() -> set[str]:
 def command_lines() -> Iterator[list[str]]:
     """Every command line that is shown, in the examples and in the text."""
     shown = [line for example in examples("sh") for line in example.splitlines()]
-    for line in [*shown, *(one for one in quoted() if one.startswith("asyncgate ") and "COMMAND" not in one)]:
+    for line in [*shown,
+                 *(command for command in quoted() if command.startswith("asyncgate ") and "COMMAND" not in command)]:
         yield shlex.split(line, comments=True)
 
 
@@ -57,13 +58,13 @@ def members(kind: Any, seen: set[Any]) -> Iterator[str]:
     info = msgspec.inspect.type_info(kind)
     pending = [info]
     while pending:
-        one = pending.pop()
-        if isinstance(one, msgspec.inspect.StructType) and one.cls not in seen:
-            seen.add(one.cls)
-            yield from (field.encode_name for field in one.fields)
-            pending += [field.type for field in one.fields]
-        pending += [inner for name in ("type", "item_type", "value_type") if (inner := getattr(one, name, None))]
-        pending += list(getattr(one, "types", ()))
+        type_ = pending.pop()
+        if isinstance(type_, msgspec.inspect.StructType) and type_.cls not in seen:
+            seen.add(type_.cls)
+            yield from (field.encode_name for field in type_.fields)
+            pending += [field.type for field in type_.fields]
+        pending += [inner for name in ("type", "item_type", "value_type") if (inner := getattr(type_, name, None))]
+        pending += list(getattr(type_, "types", ()))
 
 
 def known_names() -> set[str]:

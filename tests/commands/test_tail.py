@@ -61,12 +61,12 @@ def test_a_line_says_when_what_about_which_task_and_from_whom_to_whom(gate: Live
     task_id = create(gate)
     with start(gate, "--all") as tailing:
         assert tailing.stdout
-        said = read_until(tailing.stdout.fileno(), "\n").split()
+        words = read_until(tailing.stdout.fileno(), "\n").split()
 
         assert interrupt(tailing) == 130
 
-    assert said[1:] == ["task.assigned", task_id, "agent", "ada", "to", "agent", "ada"]
-    assert said[0].endswith("Z")
+    assert words[1:] == ["task.assigned", task_id, "agent", "ada", "to", "agent", "ada"]
+    assert words[0].endswith("Z")
 
 
 def test_only_what_is_asked_for_comes(gate: Live) -> None:
@@ -126,11 +126,11 @@ def test_a_terminal_shows_short_ids(gate: Live) -> None:
     ours, theirs = pty.openpty()
     with start(gate, "--all", stdout=theirs, stderr=theirs) as tailing:
         os.close(theirs)
-        said = read_until(ours, task_id[-12:])
+        output = read_until(ours, task_id[-12:])
         interrupt(tailing)
     os.close(ours)
 
-    assert task_id not in said
+    assert task_id not in output
 
 
 @pytest.mark.parametrize(("more", "status", "says"), [

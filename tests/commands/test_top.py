@@ -82,11 +82,11 @@ def test_arrows_are_keys_too() -> None:
     assert press(screen, "\x1b[D") == press(screen, "<")
 
 
-@pytest.mark.parametrize(("said", "keys"), [
+@pytest.mark.parametrize(("text", "keys"), [
     ("\x1bq", ["\x1b", "q"]), ("\x1b[C\x1b[C", ["\x1b[C", "\x1b[C"]), ("\x1bOD/é", ["\x1bOD", "/", "é"]),
     ("\x1b", ["\x1b"]), ("\x1b[5~\r\n", ["\x1b[5~", "\r", "\n"]), ("", [])])
-def test_keys_that_come_at_once_are_told_apart(said: str, keys: list[str]) -> None:
-    assert ONE_KEY.findall(said) == keys
+def test_keys_that_come_at_once_are_told_apart(text: str, keys: list[str]) -> None:
+    assert ONE_KEY.findall(text) == keys
 
 
 def test_a_filter_is_typed_kept_and_cleared() -> None:

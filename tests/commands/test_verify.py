@@ -163,7 +163,8 @@ async def test_each_damage_is_named_and_nothing_else(
 async def test_a_discharge_that_was_moved_to_another_task_is_named_though_all_counts_are_equal(
         path: Path, gate: Gate, story: dict[str, str]) -> None:
     before, done, open_task = await verified(path), story["succeeded"], story["leased"]
-    receipts = {(one.task_id, one.receipt_type): one for one in await gate.backend.page(TENANT, Rows(Receipt))}
+    receipts = {(receipt.task_id, receipt.receipt_type): receipt
+                for receipt in await gate.backend.page(TENANT, Rows(Receipt))}
     completed = receipts[done, "task.completed"]
     duties = [receipts[task_id, "task.assigned"] for task_id in (done, open_task)]
     moved = hash_of(replace(completed, parents=(duties[1].receipt_id,)))        # nothing but its place tells of it

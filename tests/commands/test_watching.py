@@ -56,8 +56,8 @@ def start(gate: Live, *more: str, stdout: int = subprocess.PIPE, stderr: int = s
 def interrupt(watching: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Press Ctrl-C; return the exit status, and what was said on stderr."""
     watching.send_signal(signal.SIGINT)
-    said = watching.communicate(timeout=PATIENCE_SECONDS)[1]
-    return watching.returncode, (said or b"").decode()
+    output = watching.communicate(timeout=PATIENCE_SECONDS)[1]
+    return watching.returncode, (output or b"").decode()
 
 
 def test_a_pipe_gets_one_list_below_the_other(gate: Live) -> None:
@@ -132,10 +132,10 @@ def test_a_gate_that_is_away_for_a_moment_is_asked_again() -> None:
 
 def test_a_call_that_is_wrong_ends_at_once(gate: Live) -> None:
     with start(gate, "--token", "wrong") as watching:
-        said = watching.communicate(timeout=PATIENCE_SECONDS)[1].decode()
+        output = watching.communicate(timeout=PATIENCE_SECONDS)[1].decode()
 
     assert watching.returncode == 3
-    assert "401" in said
+    assert "401" in output
 
 
 def test_only_lists_are_watched() -> None:

@@ -61,12 +61,12 @@ async def stocked(served: Any) -> dict[str, str]:
     person = await served.post("/v1/users", {"email": "ada@example.com"})
     hook = await served.post("/v1/webhooks", {"endpoint": "https://hooks.invalid/", "types": ["system.anomaly"]})
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
-    found = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
-    bulk = await served.post("/v1/bulks", {"confirmation": found["confirmation"]})
+    preview = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
+    bulk = await served.post("/v1/bulks", {"confirmation": preview["confirmation"]})
     return {"schedule_id": "nightly", "part": offer["task_id"][-12:], "task_id": offer["task_id"],
             "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
             "client_id": program["client_id"], "user_id": person["user_id"], "bulk_id": bulk["bulk_id"],
-            "confirmation": found["confirmation"], "webhook_id": hook["webhook"]["webhook_id"],
+            "confirmation": preview["confirmation"], "webhook_id": hook["webhook"]["webhook_id"],
             "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
@@ -125,7 +125,7 @@ class Field:
 
     def __init__(self, field: Any) -> None:
         self.name, self.schema = field.name, msgspec.json.schema(field.type)
-        some = [one for one in self.schema.get("anyOf", [self.schema]) if one.get("type") != "null"]
+        some = [choice for choice in self.schema.get("anyOf", [self.schema]) if choice.get("type") != "null"]
         self.inner: dict[str, Any] = {**self.schema, **(some[0] if len(some) == 1 else {})}
         if "$ref" in self.inner:
             self.inner["type"] = "object"

@@ -29,10 +29,10 @@ async def test_a_page_of_an_allowed_origin_may_call(serve: Any, path: str) -> No
     assert asked.status == 204
     assert {"POST", "GET"} <= {name.strip() for name in asked.headers["access-control-allow-methods"].split(",")}
     assert "authorization" in asked.headers["access-control-allow-headers"]
-    for one, status in ((asked, 204), (answer, 200), (refusal, 401)):
-        assert (one.status, one.headers["access-control-allow-origin"]) == (status, APP)
-        assert one.headers["vary"] == "origin"
-        assert "access-control-allow-credentials" not in one.headers
+    for reply, status in ((asked, 204), (answer, 200), (refusal, 401)):
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, APP)
+        assert reply.headers["vary"] == "origin"
+        assert "access-control-allow-credentials" not in reply.headers
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://app.example.evil.example", "null"])

@@ -91,10 +91,10 @@ def test_a_generated_client_for_python_runs_the_whole_cycle(
                                   "--output-path", tmp_path / "made"],
         "openapi-generator": ["openapi-generator-cli", "generate", "-g", "python", "-i", described, "-o", tmp_path,
                               "--package-name", "made", "--global-property", PARTS]}[generator]
-    said = ended([sys.executable, folder / "bin" / str(command[0]), *command[1:]], env=surroundings, cwd=tmp_path)
+    output = ended([sys.executable, folder / "bin" / str(command[0]), *command[1:]], env=surroundings, cwd=tmp_path)
     told = ended([sys.executable, CYCLES / cycle, tmp_path, live.url, TOKEN], env=surroundings, cwd=tmp_path)
 
-    assert "WARNING parsing" not in said      # of what a generator leaves out because it does not understand it
+    assert "WARNING parsing" not in output      # of what a generator leaves out because it does not understand it
     assert told == "the cycle is whole\n"
 
 

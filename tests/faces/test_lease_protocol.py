@@ -207,9 +207,9 @@ async def test_polls_and_heartbeats_are_counted(serve: Any) -> None:
     polls = [await served.call("POST", "/lease", ME) for _ in range(4)]
     beats = [await served.call("POST", "/lease/x/heartbeat", ME) for _ in range(7)]
 
-    assert [one.status for one in polls] == [204, 204, 204, 429]
-    assert [one.status for one in beats] == [409] * 6 + [429]
-    assert all(any(name.startswith("x-ratelimit") for name in one.headers) for one in polls)
+    assert [poll.status for poll in polls] == [204, 204, 204, 429]
+    assert [beat.status for beat in beats] == [409] * 6 + [429]
+    assert all(any(name.startswith("x-ratelimit") for name in poll.headers) for poll in polls)
     assert "retry-after" in polls[-1].headers
 
 

@@ -125,15 +125,15 @@ def test_every_argument_may_be_null_unless_the_call_is_nothing_without_it(name: 
 def test_no_argument_and_no_reply_has_an_empty_schema() -> None:
     def empty(node: Any, path: str) -> list[str]:
         if isinstance(node, list):
-            return [found for at, part in enumerate(node) for found in empty(part, f"{path}/{at}")]
+            return [place for at, part in enumerate(node) for place in empty(part, f"{path}/{at}")]
         if not isinstance(node, dict):
             return []
         here = [f"{path}/{name}" for name, schema in node.get("properties", {}).items()
                 if not schema.keys() - {"default", "description"}]
-        return here + [found for name, part in node.items() for found in empty(part, f"{path}/{name}")]
+        return here + [place for name, part in node.items() for place in empty(part, f"{path}/{name}")]
 
     listed = describe_tools(OPERATIONS.values(), ".")
-    assert [found for tool in listed for found in empty(tool, tool["name"])] == []
+    assert [place for tool in listed for place in empty(tool, tool["name"])] == []
 
 
 def test_tools_say_what_they_do_and_what_comes_next() -> None:

@@ -48,14 +48,15 @@ def judged(node: Any, url: str, revision: str, results: Path, *options: str) -> 
 
 def named(checks: Checks, states: set[str]) -> set[str]:
     """Name the checks that ended in one of these states."""
-    return {f"{scenario}:{check}" for scenario, found in checks.items() for check, ended in found.items()
+    return {f"{scenario}:{check}" for scenario, verdicts in checks.items() for check, ended in verdicts.items()
             if ended & states}
 
 
 def needless(excused: set[str], checks: Checks) -> set[str]:
     """Return what excuses nothing in this run; a check that the suite did not come to keeps its excuse."""
     bad, good = named(checks, BAD), named(checks, {"SUCCESS"})
-    whole = {scenario for scenario in excused & checks.keys() if not any(one.startswith(f"{scenario}:") for one in bad)}
+    whole = {scenario for scenario in excused & checks.keys()
+             if not any(name.startswith(f"{scenario}:") for name in bad)}
     return (excused & (good - bad)) | whole
 
 
@@ -67,9 +68,9 @@ def test_the_official_suite_finds_nothing_that_is_not_explained(
 
     checks, ran = judged(node, gate.url, revision, tmp_path, "--expected-failures", str(BASELINE))
 
-    assert {one for one in named(checks, BAD) if not {one, one.partition(":")[0]} & excused} == set()
+    assert {name for name in named(checks, BAD) if not {name, name.partition(":")[0]} & excused} == set()
     assert needless(excused, checks) == set()
-    assert {one.partition(":")[0] for one in named(checks, {"SUCCESS"})} >= GENERIC[revision]
+    assert {name.partition(":")[0] for name in named(checks, {"SUCCESS"})} >= GENERIC[revision]
     assert ran.returncode == 0, ran.stdout
 
 
@@ -78,8 +79,9 @@ def test_the_tasks_scenarios_pass_over_a_real_engine(node: Any, start: Any, tmp_
 
     checks, _ = judged(node, gate.url, MODERN, tmp_path / "results")
 
-    found = {scenario: states for scenario, states in checks.items() if scenario.startswith("tasks-")}
-    assert found.pop("tasks-status-notifications", {}).keys() <= {"tasks-status-notifications"}     # the suite skips it
-    assert found.keys() == TASKS
-    assert named(found, {"FAILURE", "WARNING", "SKIPPED"}) == set()
-    assert {one.partition(":")[0] for one in named(found, {"SUCCESS"})} == TASKS
+    scenarios = {scenario: states for scenario, states in checks.items() if scenario.startswith("tasks-")}
+    # the suite skips it
+    assert scenarios.pop("tasks-status-notifications", {}).keys() <= {"tasks-status-notifications"}
+    assert scenarios.keys() == TASKS
+    assert named(scenarios, {"FAILURE", "WARNING", "SKIPPED"}) == set()
+    assert {name.partition(":")[0] for name in named(scenarios, {"SUCCESS"})} == TASKS

@@ -199,7 +199,7 @@ def test_progress_rises_whatever_the_worker_says() -> None:
             meter.measure("more", 4), meter.measure(1 / 3, 5), meter.measure(7.3333333, 6), meter.rise("waiting"),
             meter.measure({"done": 1e9}, 7), meter.rise("waiting")]
 
-    amounts = [one["progress"] for one in told]
+    amounts = [message["progress"] for message in told]
     assert amounts == sorted(set(amounts))
     assert [amounts[at] for at in (2, 5, 8, 10)] == [4, 5, 7.3333333, 1e9]
-    assert all(one["progress"] <= one.get("total", one["progress"]) for one in told)
+    assert all(message["progress"] <= message.get("total", message["progress"]) for message in told)

@@ -95,9 +95,9 @@ async def run_task(client: Any, **fields: Any) -> Handle:
 
 
 async def state(client: Any, task_id: str) -> State:
-    found = await client.session.send_request(Get(params=Params(task_id=task_id)), State)
-    assert isinstance(found, State)
-    return found
+    task = await client.session.send_request(Get(params=Params(task_id=task_id)), State)
+    assert isinstance(task, State)
+    return task
 
 
 def taking() -> dict[str, Any]:
@@ -128,12 +128,12 @@ async def test_a_handle_outlives_the_server_and_the_connection(start: Any, conne
         rest.call("complete", **held, result={"answer": 42}, artifacts=[{"uri": "file:///x"}])
 
     async with connect(second, "auto", **taking()) as client:
-        found = await state(client, handle.task_id)
-    assert found.status == "completed"
-    assert found.result
-    assert found.result["isError"] is False
-    assert found.result["structuredContent"]["result"]["result"] == {"answer": 42}
-    assert json.loads(found.result["content"][0]["text"])["status"] == "succeeded"
+        task = await state(client, handle.task_id)
+    assert task.status == "completed"
+    assert task.result
+    assert task.result["isError"] is False
+    assert task.result["structuredContent"]["result"]["result"] == {"answer": 42}
+    assert json.loads(task.result["content"][0]["text"])["status"] == "succeeded"
 
 
 async def test_a_client_that_takes_no_handles_gets_the_record(live_for_all: Any, connect: Any) -> None:

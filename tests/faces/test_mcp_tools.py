@@ -46,8 +46,8 @@ async def listed(served: Any, path: str = "/mcp", **more: Any) -> dict[str, Any]
 def every(node: Any) -> list[Any]:
     """Every member and its name, anywhere."""
     if isinstance(node, list):
-        return [found for part in node for found in every(part)]
-    return [found for name, part in node.items() for found in [(name, part), *every(part)]] if isinstance(
+        return [pair for part in node for pair in every(part)]
+    return [pair for name, part in node.items() for pair in [(name, part), *every(part)]] if isinstance(
         node, dict) else []
 
 
@@ -156,19 +156,19 @@ def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not
     jsonschema_rs.meta.validate(schema)
     jsonschema_rs.validate(schema, OPERATIONS[name].takes.example[0])
     assert schema["type"] == "object"
-    said = every(schema)
-    assert not {key for key, _ in said} & {"pattern", "uniqueItems", "title"}
-    assert ("default", None) not in said
+    pairs = every(schema)
+    assert not {key for key, _ in pairs} & {"pattern", "uniqueItems", "title"}
+    assert ("default", None) not in pairs
     assert not re.search(r"\b(PH|H)\.\d|[Ss]pec \d|\(\d+\.\d+", json.dumps(schema))
-    assert not {"tenant_id", "agent_instance_id", "worker_kind"} & {key for key, _ in said}
+    assert not {"tenant_id", "agent_instance_id", "worker_kind"} & {key for key, _ in pairs}
 
 
 @each("name", OPERATIONS)
 def test_no_schema_lets_a_required_argument_be_null_because_null_means_absent(name: str) -> None:
     for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
         for required in schema.get("required", ()):
-            one = {**schema["properties"][required], "$defs": schema.get("$defs", {})}
-            assert not jsonschema_rs.Draft202012Validator(one).is_valid(None), required
+            document = {**schema["properties"][required], "$defs": schema.get("$defs", {})}
+            assert not jsonschema_rs.Draft202012Validator(document).is_valid(None), required
 
 
 async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any) -> None:

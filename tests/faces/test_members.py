@@ -88,12 +88,12 @@ async def test_mcp_refuses_what_its_schema_does_not_have_also_inside(served: Any
         assert text in told["content"][0]["text"]
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("members", [
     {"timeouts": {"lease_tll": 5}}, {"created_by": {"kind": "agent", "id": "ada", "idd": "x"}}, {"prio": 3}])
-async def test_nested_ones_are_named_with_their_place(served: Any, said: dict[str, Any]) -> None:
-    answer = await served.call("POST", "/v1/tasks", {**DEMO, **said})
+async def test_nested_ones_are_named_with_their_place(served: Any, members: dict[str, Any]) -> None:
+    answer = await served.call("POST", "/v1/tasks", {**DEMO, **members})
 
-    (name, inner), = said.items()
+    (name, inner), = members.items()
     place = f"{name}.{list(inner)[-1]}" if isinstance(inner, dict) else name
     assert answer.status == 200
     assert answer.json()["warnings"][0].startswith(f"unknown member {place}")
@@ -125,17 +125,17 @@ async def test_a_misspelt_requirement_is_named_or_refused_as_any_other_member(se
     assert meant in strict["content"][0]["text"]
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("requirements", [
     {"tags": ["urgent"], "gpu": {"memory": 8}}, {"capabilities": ["ocr"], "capability": "ocr"},
     {f"capabilitie{n}": n for n in range(9)}])
-async def test_other_requirements_are_kept_and_nothing_is_said(serve: Any, said: dict[str, Any]) -> None:
+async def test_other_requirements_are_kept_and_nothing_is_said(serve: Any, requirements: dict[str, Any]) -> None:
     served = await serve(unknown_members="refuse")
 
-    made = await tool(served, "create_task", **DEMO, requirements=said)
-    found = (await served.call("GET", f"/v1/tasks/{made['structuredContent']['task_id']}")).json()
+    made = await tool(served, "create_task", **DEMO, requirements=requirements)
+    task = (await served.call("GET", f"/v1/tasks/{made['structuredContent']['task_id']}")).json()
 
     assert "warnings" not in made["structuredContent"]
-    assert found["requirements"] == said
+    assert task["requirements"] == requirements
 
 
 @pytest.mark.parametrize("path", [
@@ -199,12 +199,12 @@ async def test_names_cannot_break_out_of_the_header_and_are_bounded(served: Any)
 
     answer = await served.call("POST", "/v1/tasks", {**DEMO, **strange})
 
-    said = answer.headers[HEADER]
+    header = answer.headers[HEADER]
     assert answer.status == 200
     assert len(answer.json()["warnings"]) == 10
-    assert said.isascii()
-    assert said.isprintable()
-    assert len(said) <= 1000
+    assert header.isascii()
+    assert header.isprintable()
+    assert len(header) <= 1000
 
 
 async def test_the_token_that_a_peer_sends_as_an_argument_is_known(served: Any) -> None:

@@ -35,8 +35,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def said(verb: str, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = DOCUMENT["paths"][path][verb.lower()]
-    return found
+    paths: dict[str, Any] = DOCUMENT["paths"][path][verb.lower()]
+    return paths
 
 
 def whole(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
@@ -47,10 +47,10 @@ def whole(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
 def every(node: Any, key: str) -> list[Any]:
     """Everything that stands under a key, anywhere."""
     if isinstance(node, list):
-        return [found for part in node for found in every(part, key)]
+        return [subtree for part in node for subtree in every(part, key)]
     if not isinstance(node, dict):
         return []
-    return [found for name, part in node.items() for found in ([part] if name == key else every(part, key))]
+    return [subtree for name, part in node.items() for subtree in ([part] if name == key else every(part, key))]
 
 
 def test_every_way_is_described_and_nothing_else() -> None:
@@ -94,14 +94,15 @@ def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str
     assert set(told["x-scopes"]) == (own or {f"admin:{'read' if op.kind == 'R' else 'write'}"} & op.scopes)
     assert told["tags"][0] in {tag["name"] for tag in DOCUMENT["tags"]}
     assert (told.get("security") == []) == op.open
-    assert {one["name"] for one in told["parameters"] if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
-    assert all(one["required"] for one in told["parameters"] if one["in"] == "path")
+    assert {parameter["name"] for parameter in told["parameters"]
+            if parameter["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+    assert all(parameter["required"] for parameter in told["parameters"] if parameter["in"] == "path")
 
 
 @each("op, verb, path", WAYS)
 def test_every_field_of_a_request_is_in_the_path_the_query_or_the_body(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
-    inside = {one["name"] for one in told["parameters"]}
+    inside = {parameter["name"] for parameter in told["parameters"]}
 
     if verb != "GET":
         (pointer,) = every(told["requestBody"], "$ref")
@@ -137,12 +138,12 @@ def test_the_examples_in_the_document_fit_their_schemas(op: Operation, verb: str
     media = [told["responses"]["200"]["content"][getattr(op.gives, "media", "application/json")]]
     media += [told["requestBody"]["content"]["application/json"]] if verb != "GET" else []
 
-    for one in media:
-        whole(one["schema"]).validate(one["example"])
-    for one in told["parameters"]:
-        if "example" in one:
-            whole(one["schema"]).validate(one["example"])
-    assert all("example" in one for one in told["parameters"] if one["required"])
+    for content in media:
+        whole(content["schema"]).validate(content["example"])
+    for parameter in told["parameters"]:
+        if "example" in parameter:
+            whole(parameter["schema"]).validate(parameter["example"])
+    assert all("example" in parameter for parameter in told["parameters"] if parameter["required"])
 
 
 @each("op, verb, path", WAYS)
@@ -162,9 +163,9 @@ def test_every_refusal_of_the_gate_is_named_somewhere() -> None:
 def test_a_get_names_no_refusal_that_only_a_body_can_earn() -> None:
     bodily = {"408", "413", "415"}
 
-    found = {verb: bodily & set(said(verb, path)["responses"]) for _, verb, path in WAYS}
+    refusals = {verb: bodily & set(said(verb, path)["responses"]) for _, verb, path in WAYS}
 
-    assert found == {"GET": set(), "POST": bodily}
+    assert refusals == {"GET": set(), "POST": bodily}
 
 
 def test_every_pointer_leads_somewhere_and_every_schema_is_reached() -> None:

@@ -38,14 +38,14 @@ async def ok(served: Any, path: str, body: str, headers: Any = HTTPX) -> Any:
     """POST a body as it is and expect what every peer takes for success: 200 with an object."""
     answer = await say(served, path, body, headers)
     assert answer.status == 200, answer
-    found = answer.json()
-    assert isinstance(found, dict)
-    return found
+    reply = answer.json()
+    assert isinstance(reply, dict)
+    return reply
 
 
 async def state(served: Any, task_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = await served.get(f"/v1/tasks/{task_id}")
-    return found
+    task: dict[str, Any] = await served.get(f"/v1/tasks/{task_id}")
+    return task
 
 
 async def queued(served: Any, body: str = '{"type":"demo","payload":{"profile":"default"},"agent_id":"ada"}') -> str:
@@ -258,10 +258,10 @@ async def test_a_creator_in_the_query_owns_its_task_and_finds_it_among_its_oblig
                     '"idempotency_key":null,"max_attempts":2,"retry_backoff_seconds":15,"delay_seconds":0}', URLLIB)
 
     assert set(made) == {"task_id", "status"}
-    found = await served.get(f"/v1/obligations/open?{who}")
-    assert [receipt["task_id"] for receipt in found["open_obligations"]] == [made["task_id"]]
-    assert set(found["server"]) >= {"name", "version", "instance_id", "environment"}
-    assert set(found["relationship"]) >= {"principal_kind", "principal_id", "principal_instance_id", "sessions_count"}
+    answer = await served.get(f"/v1/obligations/open?{who}")
+    assert [receipt["task_id"] for receipt in answer["open_obligations"]] == [made["task_id"]]
+    assert set(answer["server"]) >= {"name", "version", "instance_id", "environment"}
+    assert set(answer["relationship"]) >= {"principal_kind", "principal_id", "principal_instance_id", "sessions_count"}
 
 
 async def test_a_demo_client_creates_and_claims_with_nulls_and_a_short_lease(served: Any) -> None:

@@ -125,10 +125,10 @@ async def test_a_lost_lease_is_an_error_with_a_word_and_an_integer(served: Any) 
     await ok(served, "asyncgate.cancel_task", of(offer, '{"task_id":"TASK","agent_id":"ada","reason":null}'))
 
     async with served.unchanged():
-        found = [await refusal(served, f"asyncgate.{tool}", of(offer, arguments)) for tool, arguments in (
+        refusals = [await refusal(served, f"asyncgate.{tool}", of(offer, arguments)) for tool, arguments in (
             ("report_progress", PROGRESS), ("complete", COMPLETE), ("fail", FAIL), ("renew_lease", RENEW))]
 
-    assert set(found) == {(-32009, "lease_invalid_or_expired")}
+    assert set(refusals) == {(-32009, "lease_invalid_or_expired")}
 
 
 async def test_the_demo_client_creates_claims_and_completes_with_a_list_of_artifacts(served: Any) -> None:

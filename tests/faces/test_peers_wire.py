@@ -38,17 +38,17 @@ class Wire:
         """Send a request; the answer must be 200 with an object, nothing else is success to all of them."""
         self.connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = self.connection.getresponse()
-        found = json.loads(answer.read())
-        assert (answer.status, type(found)) == (200, dict), found
-        return found
+        reply = json.loads(answer.read())
+        assert (answer.status, type(reply)) == (200, dict), reply
+        return reply
 
     def tool(self, name: str, **arguments: Any) -> Any:
         """Call a tool as the later generations do: the id is always 1, an `error` is a failure, `result` is raw."""
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": f"asyncgate.{name}", "arguments": arguments}}
-        found = self.send("POST", "/mcp", call)
-        assert "error" not in found, found
-        return found["result"]
+        answer = self.send("POST", "/mcp", call)
+        assert "error" not in answer, answer
+        return answer["result"]
 
 
 @pytest.fixture

@@ -93,8 +93,8 @@ class Walk:
         return task_id
 
     async def duty(self) -> str:
-        found = await self.served.get(f"/v1/tasks/{await self.created()}")
-        return str(found["obligation_receipt_id"])
+        task = await self.served.get(f"/v1/tasks/{await self.created()}")
+        return str(task["obligation_receipt_id"])
 
     async def issued(self) -> str:
         made = await self.served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
@@ -149,8 +149,8 @@ class Walk:
     async def bulk(self, op: Operation) -> dict[str, Any]:
         if op.name == "preview_bulk":
             return {"action": "cancel"}
-        found = await self.served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
-        confirmed = {"confirmation": found["confirmation"]}
+        preview = await self.served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
+        confirmed = {"confirmation": preview["confirmation"]}
         if op.name == "run_bulk":
             return confirmed
         return {"bulk_id": (await self.served.post("/v1/bulks", confirmed))["bulk_id"]}
@@ -274,9 +274,9 @@ async def test_a_null_in_the_query_is_the_text_null(served: Any) -> None:
     await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "null"})
     await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
-    found = await served.get("/v1/tasks?created_by=null")
+    page = await served.get("/v1/tasks?created_by=null")
 
-    assert [task["created_by"]["id"] for task in found["tasks"]] == ["null"]
+    assert [task["created_by"]["id"] for task in page["tasks"]] == ["null"]
 
 
 # Paths, bodies, queries.
@@ -295,9 +295,9 @@ async def test_the_path_has_the_last_word_over_the_body(served: Any) -> None:
 async def test_the_path_has_the_last_word_over_the_query(served: Any) -> None:
     first, second = await served.leased(), await served.leased()
 
-    found = await served.get(f"/v1/tasks/{first['task_id']}?task_id={second['task_id']}")
+    task = await served.get(f"/v1/tasks/{first['task_id']}?task_id={second['task_id']}")
 
-    assert found["task_id"] == first["task_id"]
+    assert task["task_id"] == first["task_id"]
 
 
 async def test_the_query_says_who_creates_when_the_body_does_not(served: Any) -> None:
@@ -773,7 +773,8 @@ async def test_the_shared_token_is_asked_whose_is_meant(served: Any, tongue: str
 async def test_health_is_the_same_on_both_paths(served: Any) -> None:
     both = [await served.get(path, token=None) for path in ("/health", "/v1/health")]
 
-    assert {(one["status"], one["database"], one["service"]) for one in both} == {("healthy", "ok", "AsyncGate")}
+    assert {(answer["status"], answer["database"], answer["service"])
+            for answer in both} == {("healthy", "ok", "AsyncGate")}
 
 
 # Long polls.
@@ -962,7 +963,7 @@ def test_over_a_socket_a_body_is_held_to_its_limits(live: Any) -> None:
     with Wire(live) as wire:
         tasks = wire.say("GET", "/v1/tasks").answer()[2]["tasks"]
 
-    assert [(one[0], one[2]["error"]) for one in (told, chunked, short)] == [
+    assert [(answer[0], answer[2]["error"]) for answer in (told, chunked, short)] == [
         (413, "payload_too_large"), (413, "payload_too_large"), (408, "request_timeout")]
     assert tasks == []
 
@@ -975,10 +976,10 @@ def test_over_a_socket_a_stopping_server_answers_its_waiting_calls(live: Any) ->
         wire.say("GET", "/health").answer()
         live.process.send_signal(signal.SIGTERM)
 
-        claimed, found = claim.answer(), read.answer()
+        claimed, answer = claim.answer(), read.answer()
 
     assert (claimed[0], claimed[2]) == (200, {"tasks": []})
-    assert (found[0], found[2]["status"]) == (200, "queued")
+    assert (answer[0], answer[2]["status"]) == (200, "queued")
     assert live.process.wait(PATIENCE_SECONDS) == 0
 
 

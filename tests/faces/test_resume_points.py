@@ -54,9 +54,9 @@ async def test_a_list_takes_a_creator_in_the_forms_of_the_specification(served: 
         await served.post("/v1/tasks", {"type": "x", "payload": 1, "principal_kind": kind, "principal_id": id})
 
     (task,) = (await served.get(f"/v1/tasks?created_by={quote(text)}"))["tasks"]
-    found = await served.post("/v1/bulks/preview", {"action": "cancel", "created_by": text})
+    preview = await served.post("/v1/bulks/preview", {"action": "cancel", "created_by": text})
 
-    assert (task["created_by"]["id"], found["matches"]) == ("ada", 1)
+    assert (task["created_by"]["id"], preview["matches"]) == ("ada", 1)
 
 
 @pytest.mark.parametrize("text", ['{"principal_kind":"agent"}', "{", '{"kind":"king","id":"x"}', "human:ada"])

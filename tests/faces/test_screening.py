@@ -42,18 +42,18 @@ def nodes(tree: Any, depth: int = 1) -> Iterator[tuple[int, Any]]:
     """Yield all values of a tree, and how deep they are."""
     yield depth, tree
     inner = [*tree, *tree.values()] if isinstance(tree, dict) else tree if isinstance(tree, list) else []
-    for one in inner:
-        yield from nodes(one, depth + 1)
+    for part in inner:
+        yield from nodes(part, depth + 1)
 
 
 @given(tree=TREES, size=st.integers(2, 40), ascii=st.booleans())
 def test_slices_of_any_size_find_what_a_decoder_finds(tree: Any, size: int, ascii: bool) -> None:
     body = json.dumps(tree, ensure_ascii=ascii).encode()
-    found = list(nodes(tree))
-    held = [(depth, node) for depth, node in found if isinstance(node, dict | list)]
+    pairs = list(nodes(tree))
+    held = [(depth, node) for depth, node in pairs if isinstance(node, dict | list)]
     count = sum(1 + max(len(node) - 1, 0) for _, node in held)
     deepest = max([depth for depth, _ in held], default=0)
-    nul = any(isinstance(node, str) and "\0" in node for _, node in found)
+    nul = any(isinstance(node, str) and "\0" in node for _, node in pairs)
 
     assert judged(body, size, count, max(deepest, 1)) == ("invalid_request" if nul else "")
     if not nul and held:

@@ -49,24 +49,24 @@ class Listener:
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield receipts until the stream ends."""
-        return ((said["id"], json.loads(said["data"])) for said in self.all() if said["event"] == "receipt")
+        return ((event["id"], json.loads(event["data"])) for event in self.all() if event["event"] == "receipt")
 
     def changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes until the stream ends; none has an id."""
-        for said in self.all():
-            if said["event"] != "receipt":
-                assert said.keys() == {"event", "data"}
-                yield {**json.loads(said["data"]), "event": said["event"]}
+        for event in self.all():
+            if event["event"] != "receipt":
+                assert event.keys() == {"event", "data"}
+                yield {**json.loads(event["data"]), "event": event["event"]}
 
     def all(self) -> Iterator[dict[str, str]]:
         """Yield events until the stream ends."""
-        said: dict[str, str] = {}
+        event: dict[str, str] = {}
         for line in self.lines:
             name, _, value = line.partition(": ")
-            said |= {name: value} if name.strip(":") else {}        # else it is a comment, or the end of an event
-            if not line and "data" in said:
-                yield said
-                said = {}
+            event |= {name: value} if name.strip(":") else {}        # else it is a comment, or the end of an event
+            if not line and "data" in event:
+                yield event
+                event = {}
 
 
 def call(live: Any, method: str, path: str, **body: Any) -> Any:
@@ -123,7 +123,7 @@ def test_a_stream_begins_where_it_is_told(live: Any) -> None:
         seen = behind.take(1)
         assert later.answer.status_code == 200
 
-    assert (receipt["task_id"], [one["task_id"] for _, one in seen]) == (early, [second])
+    assert (receipt["task_id"], [content["task_id"] for _, content in seen]) == (early, [second])
 
 
 def test_a_stream_ends_when_its_key_is_revoked(live: Any) -> None:
@@ -190,10 +190,10 @@ def test_changes_without_a_receipt_come_beside_receipts_but_only_of_ones_own_tas
         call(live, "POST", f"/v1/tasks/{task_id}/cancel", agent_id="ada")
         told = list(itertools.islice(ada.all(), 3))
 
-    changes = [json.loads(one["data"]) for one in told[:2]]
-    assert [(one["event"], "id" in one) for one in told] == [("task.started", False), ("progress", False),
-                                                             ("receipt", True)]
-    assert [{**one, "at": ""} for one in changes] == [
+    changes = [json.loads(event["data"]) for event in told[:2]]
+    assert [(event["event"], "id" in event) for event in told] == [("task.started", False), ("progress", False),
+                                                                   ("receipt", True)]
+    assert [{**change, "at": ""} for change in changes] == [
         {"change": "task.started", "at": "", "task_id": task_id, "type": "demo", "status": "running",
          "worker": {"kind": "worker", "id": "w1"}},
         {"change": "progress", "at": "", "task_id": task_id, "type": "demo", "status": "running", "sequence": 1,
@@ -224,7 +224,7 @@ def test_whoever_sees_all_learns_which_workers_ask_but_not_at_every_call(live: A
         for _ in range(3):
             call(live, "POST", "/v1/leases/claim", worker_id="w1", worker_instance_id="i1")
         call(live, "POST", "/v1/leases/claim", worker_id="w2")
-        told = [(one["event"], one["worker"]) for one in itertools.islice(console.changes(), 2)]
+        told = [(change["event"], change["worker"]) for change in itertools.islice(console.changes(), 2)]
 
     assert told == [("worker.seen", {"kind": "worker", "id": "w1", "instance_id": "i1"}),
                     ("worker.seen", {"kind": "worker", "id": "w2"})]
@@ -234,7 +234,7 @@ def test_whoever_sees_all_learns_that_a_pause_has_begun_or_ended(live: Any) -> N
     with Listener(live) as console, Listener(live, to_id="ada") as ada:
         call(live, "POST", "/v1/pauses", type="demo", reason="the model is down")
         call(live, "POST", "/v1/pauses/resume", type="demo")
-        told = [one["event"] for one in itertools.islice(console.changes(), 2)]
+        told = [change["event"] for change in itertools.islice(console.changes(), 2)]
         create(live)
 
         assert next(ada.all())["event"] == "receipt"
@@ -247,11 +247,12 @@ def test_what_is_filtered_away_is_not_told(live: Any, filter: dict[str, str]) ->
     filter = {**filter, **({"task_id": adas} if "task_id" in filter else {})}
     with Listener(live, **filter) as reader:
         under = [claim(live), claim(live)]
-        progress(live, next(one for one in under if one["task_id"] == bobs))
-        mine = next(one for one in under if one["task_id"] == adas)
+        progress(live, next(offer for offer in under if offer["task_id"] == bobs))
+        mine = next(offer for offer in under if offer["task_id"] == adas)
         call(live, "POST", f"/v1/tasks/{adas}/complete", **mine, artifacts=[{"uri": "s3://a"}])
-        told = [one["event"] for one in itertools.takewhile(lambda one: "task.completed" not in one["data"]
-                                                            and "task.result_ready" not in one["data"], reader.all())]
+        told = [event["event"] for event in itertools.takewhile(lambda event: "task.completed" not in event["data"]
+                                                                and "task.result_ready" not in event["data"],
+                                                                reader.all())]
 
     assert set(told) <= {"receipt"}
 
@@ -318,7 +319,7 @@ def test_changes_are_told_in_integrated_mode_too(start: Any) -> None:
         with Listener(live, to_id="ada") as ada:
             progress(live, claim(live))
             call(live, "POST", f"/v1/tasks/{task_id}/cancel", agent_id="ada")
-            told = [(one["event"], "id" in one) for one in itertools.islice(ada.all(), 4)]
+            told = [(event["event"], "id" in event) for event in itertools.islice(ada.all(), 4)]
 
     # Receipts come from the ledger, so a change may overtake them.
     assert sorted(told) == [("progress", False), ("receipt", True), ("receipt", True), ("task.started", False)]

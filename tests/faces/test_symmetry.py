@@ -85,9 +85,9 @@ async def posted(http: httpx2.AsyncClient, name: str, fields: dict[str, Any], he
     answer = await http.post(f"{HOST}/mcp?answers=full", content=body, headers=headers)
     if answer.status_code == 401:
         return {"error": {"data": {"code": answer.json().get("error")}}}
-    found: dict[str, Any] = answer.json()
+    reply: dict[str, Any] = answer.json()
     assert answer.status_code == 200 or "mcp-protocol-version" not in headers, answer.text
-    return found
+    return reply
 
 
 def tool_outcome(told: dict[str, Any]) -> Outcome:
@@ -329,9 +329,9 @@ async def told(story: Callable[[Do], Awaitable[None]], ask: Any, gate: Gate, htt
 
     async def do(who: tuple[str, str], name: str, /, **fields: Any) -> Any:
         http.headers["authorization"] = f"Bearer {token_of(TENANT, *who)}"
-        said = await ask(http, name, fields)
-        answers.append((name, untimed(list(said))))
-        return said[1]
+        answer = await ask(http, name, fields)
+        answers.append((name, untimed(list(answer))))
+        return answer[1]
 
     await story(do)
     return [answers, await stored(gate)]
@@ -400,9 +400,9 @@ class WireSide(Side):
         tenant, kind, id, instance = who
         self.http.headers["authorization"] = f"Bearer {token_of(self.gates[tenant].tenant_id, kind, id, instance)}"
         known = OPERATIONS[name].takes.__struct_fields__    # a program says more, which MCP refuses and REST ignores
-        said = {field: value for field, value in self.name_sealed(tenant, written_out(fields)).items()
-                if field in known}
-        outcome: Outcome = self.run(self.tongue(self.http, name, said))
+        arguments = {field: value for field, value in self.name_sealed(tenant, written_out(fields)).items()
+                     if field in known}
+        outcome: Outcome = self.run(self.tongue(self.http, name, arguments))
         if outcome[0] == "yes":
             outcome[1].get("leases", []).sort(key=lambda held: held["lease_id"])
             self.number_sealed(tenant, outcome[1])
@@ -424,7 +424,8 @@ class OnEveryTongue(OnSides):
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
         outcomes = [side.perform(who, name, fields) for side in self.sides]
-        first, *others = [untimed(side.timed(list(one))) for side, one in zip(self.sides, outcomes, strict=True)]
+        first, *others = [untimed(side.timed(list(outcome)))
+                          for side, outcome in zip(self.sides, outcomes, strict=True)]
 
         for tongue, other in zip(list(TONGUES)[1:], others, strict=True):
             assert other == first, f"{name} over {tongue}"

@@ -199,8 +199,8 @@ def test_h1_over_tls_every_answer_carries_every_header_of_safety(
     live, context = start(*named(pair), *QUICK), trusting(authority)
 
     for what, (status, request) in REQUESTS.items():
-        found, headers = exchange(live, request, context)
-        assert found == status, (what, headers)
+        code, headers = exchange(live, request, context)
+        assert code == status, (what, headers)
         # /docs and /openapi.json say themselves what their page may load.
         assert {name: headers.get(name) for name in SAFETY} == SAFETY, what
         assert headers["strict-transport-security"] == STRICT, what
@@ -212,8 +212,8 @@ def test_h1_a_trusted_proxy_that_speaks_https_gets_strict_transport_on_every_ans
     live = start("trusted_proxies=10.0.0.0/8,127.0.0.0/8", *QUICK)
 
     for what, (status, request) in REQUESTS.items():
-        found, headers = exchange(live, request.replace("\n", f"\nX-Forwarded-Proto: {proto}\n", 1))
-        assert (found, headers.get("strict-transport-security")) == (status, STRICT), what
+        code, headers = exchange(live, request.replace("\n", f"\nX-Forwarded-Proto: {proto}\n", 1))
+        assert (code, headers.get("strict-transport-security")) == (status, STRICT), what
 
 
 @pytest.mark.parametrize(("proxies", "proto"), [
@@ -233,8 +233,8 @@ def test_h1_over_plain_http_nothing_demands_strict_transport(start: Any) -> None
     live = start(*QUICK)
 
     for what, (status, request) in REQUESTS.items():
-        found, headers = exchange(live, request)
-        assert (found, headers.get("strict-transport-security")) == (status, None), what
+        code, headers = exchange(live, request)
+        assert (code, headers.get("strict-transport-security")) == (status, None), what
 
 
 # H2: what breaks inside stays inside.
@@ -319,7 +319,7 @@ def test_h3_old_tls_and_weak_ciphers_are_refused(start: Any, pair: tuple[Path, P
 def served(*sets: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a gate that does not start; it has no terminal to ask on."""
     command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", "memory://"]
-    command += [part for one in sets for part in ("--set", one)]
+    command += [part for setting in sets for part in ("--set", setting)]
     return subprocess.run(command, env={**os.environ, "ASYNCGATE_API_KEY": RANDOM, **environ}, capture_output=True,
                           text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -187,15 +187,15 @@ async def known(served: Any) -> dict[str, Any]:
     order = await served.leased(type="schedule.create")
     await reply(served, "rest", "emit_receipt", receipt_type="schedule.created", schedule_id="nightly",
                 worker_id="w1", task_id=order["task_id"], lease_id=order["lease_id"])
-    found = await reply(served, "rest", "preview_bulk", action="cancel", type="nothing")
+    preview = await reply(served, "rest", "preview_bulk", action="cancel", type="nothing")
     hook = await reply(served, "rest", "create_webhook", endpoint="https://hooks.invalid/")
     program = {"client_name": "x", "redirect_uris": ["https://app.example/cb"]}
     return {
         "task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty,
         "tenant": str(UUID(int=7)), "principal_id": "x", "part": offer["task_id"][-12:], "schedule_id": "nightly",
         "queue_id": (await reply(served, "rest", "list_queues"))["queues"][0]["queue_id"],
-        "confirmation": found["confirmation"],
-        "bulk_id": (await reply(served, "rest", "run_bulk", confirmation=found["confirmation"]))["bulk_id"],
+        "confirmation": preview["confirmation"],
+        "bulk_id": (await reply(served, "rest", "run_bulk", confirmation=preview["confirmation"]))["bulk_id"],
         "client_id": (await reply(served, "rest", "register_client", **program))["client_id"],
         "user_id": (await reply(served, "rest", "invite_user", email="x@example.com"))["user_id"],
         "key_id": (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"],
@@ -274,7 +274,7 @@ def others(field: Any) -> Iterator[Any]:
         return      # any JSON, or looked at by the rules
     for kind, value in kinds.items():
         taken = {"integer": ("integer", "number"), "string": ("string", "enum")}.get(kind, (kind,))
-        if not any(f'"{one}"' in some for one in taken) and not (kind == "object" and "$ref" in some):
+        if not any(f'"{name}"' in some for name in taken) and not (kind == "object" and "$ref" in some):
             yield value
 
 
@@ -306,7 +306,7 @@ async def test_e2_a_message_over_the_limit_or_compressed_is_refused_at_mcp(serve
         headers.append(("content-encoding", "gzip"))
         packed = await served.call("POST", "/mcp", gzip.compress(body), headers=headers)
 
-    assert [(one.status, one.json()["error"]) for one in (told, chunked, packed)] == [
+    assert [(answer.status, answer.json()["error"]) for answer in (told, chunked, packed)] == [
         (413, "payload_too_large"), (413, "payload_too_large"), (415, "unsupported_media_type")]
 
 
@@ -317,8 +317,8 @@ async def test_e3_json_of_many_keys_or_much_white_space_is_read_once(served: Any
         made = reply_of(await asked(served, tongue, "create_task", b'{"type":"demo","payload":%b}' % payload)
                         if tongue != "rest" else
                         await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":%b}' % payload))
-        found = await served.get(f"/v1/tasks/{made['task_id']}")
-        assert found["payload"] == json.loads(payload)
+        task = await served.get(f"/v1/tasks/{made['task_id']}")
+        assert task["payload"] == json.loads(payload)
 
 
 # E4 to E8: names, filters, cursors, limits, times.
@@ -521,20 +521,20 @@ def test_the_value_of_a_sensitive_field_is_in_no_log_line(form: type[JsonLines |
 
 
 def test_what_only_speaks_of_a_sensitive_field_is_logged_as_it_is() -> None:
-    said = 'token: expired; the password is long, max_tokens=5, {"kind": "token", "next": "api_key"}'
+    text = 'token: expired; the password is long, max_tokens=5, {"kind": "token", "next": "api_key"}'
 
-    assert Redaction(["password", "token", "api_key"]).text(said) == said
+    assert Redaction(["password", "token", "api_key"]).text(text) == text
 
 
 @pytest.mark.parametrize("form", [JsonLines, Lines], ids=["json", "console"])
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("text", [
     'info user_invited {"email":"ada@example.com","ip":"127.0.0.1"}',
     "no answer from https://gate.example.com to ada@example.com",
     'warning webhook_created {"endpoint":"http://127.0.0.1:9000/","by":"ada@example.com"}',
     "10:15: human ada@example.com signed in"])
-def test_an_e_mail_address_hides_nothing_of_its_log_line(form: type[JsonLines | Lines], said: str) -> None:
+def test_an_e_mail_address_hides_nothing_of_its_log_line(form: type[JsonLines | Lines], text: str) -> None:
     formatter = form("%(asctime)s %(levelname)s %(message)s")
-    record = logging.LogRecord("asyncgate", logging.WARNING, "", 0, "%s", (said,), None)
+    record = logging.LogRecord("asyncgate", logging.WARNING, "", 0, "%s", (text,), None)
 
     line = formatter.format(record)
 
@@ -542,18 +542,19 @@ def test_an_e_mail_address_hides_nothing_of_its_log_line(form: type[JsonLines | 
     assert "warning" in line.lower()
 
 
-@pytest.mark.parametrize(("said", "logged"), [
+@pytest.mark.parametrize(("text", "logged"), [
     ("cannot open 'ann:hun:t'er@2@db/gate' of ada@example.com", "cannot open 'ann:***@db/gate' of ada@example.com"),
     ("no database at postgresql://ann:it's@db/gate, asked by ada@example.com",
      "no database at postgresql://ann:***@db/gate, asked by ada@example.com"),
     ('{"endpoint":"https://ann:hunter2@db/","by":"ada@example.com"}',
      '{"endpoint":"https://***@db/","by":"ada@example.com"}'),
     ("ann:hunter2@db/gate", "ann:***@db/gate")])
-def test_a_password_in_a_url_is_in_no_log_line(said: str, logged: str) -> None:
-    assert Redaction().text(said) == logged
+def test_a_password_in_a_url_is_in_no_log_line(text: str, logged: str) -> None:
+    assert Redaction().text(text) == logged
 
 
 def test_credentials_are_in_no_log_line_whatever_the_fields_are() -> None:
-    said = Redaction().text(f"aga_0123456789abcdef agr_{uuid4()}.s3cr-et.ma_rk eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
+    text = Redaction().text(
+        f"aga_0123456789abcdef agr_{uuid4()}.s3cr-et.ma_rk eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
 
-    assert said == "*** *** *** postgres://a:***@db/gate"
+    assert text == "*** *** *** postgres://a:***@db/gate"

@@ -209,7 +209,7 @@ def test_f2_an_address_has_so_many_connections_and_no_more(start: Any) -> None:
     live = start("max_connections_per_address=3")
 
     with Line(live) as first, Line(live) as second, Line(live) as third:
-        assert [one.say("GET", "/health").answer()[0] for one in (first, second, third)] == [200] * 3
+        assert [line.say("GET", "/health").answer()[0] for line in (first, second, third)] == [200] * 3
         assert not is_served(live)
         assert first.say("GET", "/health").answer()[0] == 200
         third.__exit__()
@@ -221,7 +221,7 @@ def test_f2_behind_a_proxy_connections_are_not_counted_by_address(start: Any) ->
     live = start("max_connections_per_address=1", "trusted_proxies=127.0.0.1")
 
     with Line(live) as first, Line(live) as second:
-        assert [one.say("GET", "/health").answer()[0] for one in (first, second)] == [200, 200]
+        assert [line.say("GET", "/health").answer()[0] for line in (first, second)] == [200, 200]
 
 
 @pytest.mark.parametrize(("first", "second", "same"), [
@@ -462,11 +462,11 @@ async def test_f6_a_method_that_mcp_does_not_have_is_405(served: Any, method: st
 
 
 async def test_f7_a_batch_of_json_rpc_is_refused_whole(served: Any) -> None:
-    _, path, one, *headers = tool("create_task", {"type": "demo", "payload": None})
+    _, path, body, *headers = tool("create_task", {"type": "demo", "payload": None})
 
     async with served.unchanged():
         for given in ([(name.lower(), value) for name, value in headers], [("content-type", "application/json")]):
-            answer = await served.call("POST", path, json.dumps([one] * 20).encode(), headers=given)
+            answer = await served.call("POST", path, json.dumps([body] * 20).encode(), headers=given)
             assert answer.status in (200, 400)
             assert "error" in answer.json()
 
@@ -506,23 +506,23 @@ def modules() -> Iterator[Any]:
     for part in ("parts", "backends", "clients", "commands", "extras"):
         package = importlib.import_module(f"asyncgate.{part}")
         yield package
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            yield importlib.import_module(found.name)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            yield importlib.import_module(module.name)
     yield asyncgate
 
 
 def patterns() -> dict[str, Any]:
     """Return every pattern that reads what others wrote, and those of the fields of requests and settings."""
-    found: dict[str, Any] = {}
+    regexes: dict[str, Any] = {}
     for module in modules():
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern) and name != "CLAUSE":      # which reads our own docstrings
-                found[f"{module.__name__}.{name}"] = value
+                regexes[f"{module.__name__}.{name}"] = value
     schemas = [json.dumps(msgspec.json.schema(op.takes)) for op in OPERATIONS.values()]
     schemas.append(json.dumps(msgspec.json.schema(Settings)))
-    for text in {said for schema in schemas for said in re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', schema)}:
-        found[text] = re.compile(json.loads(text))
-    return found
+    for text in {pattern for schema in schemas for pattern in re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', schema)}:
+        regexes[text] = re.compile(json.loads(text))
+    return regexes
 
 
 def repeats(parsed: Any, inside: bool = False) -> bool:
@@ -533,8 +533,8 @@ def repeats(parsed: Any, inside: bool = False) -> bool:
         if inside and endless:
             return True
         parts = value if isinstance(value, tuple | list) else [value]
-        flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
-        if any(isinstance(one, parser.SubPattern) and repeats(one, inside or endless) for one in flat):
+        flat = [node for part in parts for node in (part if isinstance(part, list) else [part])]
+        if any(isinstance(node, parser.SubPattern) and repeats(node, inside or endless) for node in flat):
             return True
     return False
 
@@ -544,7 +544,7 @@ def test_f12_no_pattern_repeats_a_repetition() -> None:
 
     assert repeats(parse(r"a(b|[cd]+)*e"))
     assert not repeats(parse(r"(a+|b)c*(d|e)+"))
-    assert [name for name, one in patterns().items() if repeats(parse(one.pattern))] == []
+    assert [name for name, pattern in patterns().items() if repeats(parse(pattern.pattern))] == []
     assert len(patterns()) > 10
 
 
@@ -592,9 +592,9 @@ def test_f2_idle_connections_of_strangers_keep_nobody_out(start: Callable[..., A
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     idle = []
     for _ in range(20):     # each asks at once: who has only connected makes room for those that ask
-        idle.append(one := socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS))
-        one.sendall(request)
-        assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        idle.append(connection := socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS))
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) as admin:

@@ -90,11 +90,11 @@ async def walked(tmp_path: Path) -> list[str]:
             for _ in range(2):
                 gate.guard.accounts.forget(served.tenant_id)    # read again by the next call, good for five seconds
                 offer = await served.leased()
-                said = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"pages": 3},
-                        "artifacts": [{"type": "file", "uri": "file:///pages"}]}
+                completion = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"pages": 3},
+                              "artifacts": [{"type": "file", "uri": "file:///pages"}]}
                 await served.engine.batches.wait_for_all()
                 with tracer.tracing():
-                    answer = await served.call("POST", f"/v1/tasks/{offer['task_id']}/complete", said)
+                    answer = await served.call("POST", f"/v1/tasks/{offer['task_id']}/complete", completion)
                 assert answer.status == 200
     finally:
         threading.setprofile(None)
@@ -111,9 +111,9 @@ def shown() -> list[str]:
 async def test_a_completion_goes_through_the_rooms_that_the_design_shows(tmp_path: Path) -> None:
     walk = await walked(tmp_path)
 
-    found = stays([room(file) for file in walk])
-    assert found == shown(), json.dumps([found, stays(walk)], indent=1)
-    assert len(found) <= MOST_STAYS
+    rooms = stays([room(file) for file in walk])
+    assert rooms == shown(), json.dumps([rooms, stays(walk)], indent=1)
+    assert len(rooms) <= MOST_STAYS
     assert len(stays(walk)) <= MOST_IN_FILES
 
 

@@ -42,8 +42,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_kind_that_was_added_in_one_place_is_nowhere_forgotten(house: Path) -> None:
-    said = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/heart/{OWN}.py", *EVERY)
+    output = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/heart/{OWN}.py", *EVERY)
 
-    found = re.search(r"(\d+) passed", said)
-    assert found, said
-    assert int(found[1]) > TESTS
+    match = re.search(r"(\d+) passed", output)
+    assert match, output
+    assert int(match[1]) > TESTS

@@ -109,13 +109,13 @@ def run(house: Path, *arguments: str, **more: str) -> str:
 def test_every_face_has_an_operation_that_was_added_with_nothing_else_touched(house: Path) -> None:
     which = f"{OWN} or for_each or ({NAME} and not postgres)"
 
-    said = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "verbosity_subtests=1", "-k", which,
-               f"tests/heart/{OWN}.py", *EVERY, TESTS_EACH=NAME)
+    output = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "verbosity_subtests=1", "-k", which,
+                 f"tests/heart/{OWN}.py", *EVERY, TESTS_EACH=NAME)
 
-    found = re.search(r"(\d+) passed.* (\d+) subtests passed", said)
-    assert found, said
-    assert int(found[1]) > TESTS
-    assert int(found[2]) > TESTS
+    match = re.search(r"(\d+) passed.* (\d+) subtests passed", output)
+    assert match, output
+    assert int(match[1]) > TESTS
+    assert int(match[2]) > TESTS
 
 
 # A gate is given its table, so a program may add to it without touching the house at all.

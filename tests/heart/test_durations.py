@@ -27,12 +27,12 @@ def test_a_number_without_a_unit_counts_in_its_own() -> None:
     assert parse_duration("36h", 86_400) == 1.5
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "moment"), [
     ("2026-12-31", "2026-12-31T00:00:00+00:00"), ("2026-12-31 18:00", "2026-12-31T18:00:00+00:00"),
     ("2026-12-31T18:00:00Z", "2026-12-31T18:00:00+00:00"), ("2026-12-31T18:00+02:00", "2026-12-31T18:00:00+02:00"),
     ("90d", "2027-02-20T12:00:00+00:00"), ("1h", "2026-11-22T13:00:00+00:00")])
-def test_a_moment_is_a_day_a_time_or_a_duration_from_now(text: str, said: str) -> None:
-    assert parse_moment(text, NOW).isoformat() == said
+def test_a_moment_is_a_day_a_time_or_a_duration_from_now(text: str, moment: str) -> None:
+    assert parse_moment(text, NOW).isoformat() == moment
 
 
 @pytest.mark.parametrize("text", ["", "soon", "31.12.2026", "2026-13-01", "99999w"])
@@ -46,11 +46,11 @@ def test_what_is_no_moment_is_refused(text: str) -> None:
     ("body_timeout_seconds", "1.5s", 1.5),
     ("ledger.timeout_ms", "2s", 2000), ("default_lease_ttl_seconds", "120", 120)])
 def test_a_setting_takes_a_duration_with_its_unit(name: str, text: str, value: float) -> None:
-    found: Any = load_settings(None, {}, {name: text}).settings
+    node: Any = load_settings(None, {}, {name: text}).settings
     for part in name.split("."):
-        found = getattr(found, part)
+        node = getattr(node, part)
 
-    assert found == value
+    assert node == value
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -60,12 +60,12 @@ def test_a_duration_that_a_setting_cannot_count_is_refused(name: str, text: str)
         load_settings(None, {}, {name: text})
 
 
-@pytest.mark.parametrize(("seconds", "said"), [
+@pytest.mark.parametrize(("seconds", "words"), [
     (-3, "0 s"), (0, "0 s"), (0.0004, "1 ms"), (0.25, "250 ms"), (1, "1 s"), (59.4, "59 s"), (60, "1 min"),
     (185, "3 min 5 s"), (599.9, "10 min"), (24 * 60 + 50, "24 min"), (3600, "1 h"), (3600 + 59, "1 h"),
     (47 * 3600, "1 d 23 h"), (12 * 86_400 + 3600, "12 d")])
-def test_a_length_of_time_is_said_in_two_units_at_most(seconds: float, said: str) -> None:
-    assert say_length(seconds) == said
+def test_a_length_of_time_is_said_in_two_units_at_most(seconds: float, words: str) -> None:
+    assert say_length(seconds) == words
 
 
 def test_numbers_lists_and_texts_of_others_are_said_as_in_a_sentence() -> None:

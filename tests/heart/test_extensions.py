@@ -33,7 +33,7 @@ class Notes(Extension):
         needs.records.add((Account, ()))
 
     def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
-        self.told.append((self.name, "decided", [one.receipt_type for one in receipts]))
+        self.told.append((self.name, "decided", [receipt.receipt_type for receipt in receipts]))
 
     def wrap_transact(self, transact: Transact) -> Transact:
         async def around(tenant_id: str, needs: Needs, decide: Any) -> None:
@@ -225,7 +225,7 @@ async def test_an_extension_stands_around_a_call_and_may_refuse_a_creation_befor
 def test_what_an_extension_does_not_override_is_not_called() -> None:
     hooks = Hooks((Extension(), Notes("a", [])))
 
-    assert [name for name, found in vars(hooks).items() if found] == [
+    assert [name for name, hook in vars(hooks).items() if hook] == [
         "name_needs", "after_decision", "wrap_transact", "after_commit"]
 
 
@@ -235,13 +235,13 @@ def test_every_hook_of_an_extension_is_collected() -> None:
 
 def outside(path: Path) -> list[str]:
     """Return where a module reaches into an engine: what it assigns there, and what it calls that is private."""
-    found = []
+    places = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in ("engine", "Engine"):
             private = node.attr.startswith("_") and not node.attr.startswith("__")
             if private or isinstance(node.ctx, ast.Store):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
-    return found
+                places.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    return places
 
 
 def test_nobody_assigns_into_an_engine_or_calls_its_private_methods() -> None:

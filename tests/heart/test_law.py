@@ -61,7 +61,7 @@ def test_a_claim_gets_the_best_tasks_also_if_one_got_another_priority_in_the_sam
     lease = next(step for step in STEPS if step.name == "claim")
 
     work.change_task(work.require_task("x"), priority=0)
-    got = [work.move_task(one, lease).task_id for one in work.find_claimable(LeaseNext(worker_id="w1"))]
+    got = [work.move_task(row, lease).task_id for row in work.find_claimable(LeaseNext(worker_id="w1"))]
 
     assert got == ["a", "b", "x"]
 
@@ -194,9 +194,10 @@ def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:
 def test_a_request_for_a_task_has_the_terms_that_its_record_and_its_offer_show() -> None:
     """A Struct cannot inherit the fields of two others, so CreateTask repeats those of Terms."""
     def fields(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
-        found = type_info(kind)
-        assert isinstance(found, StructType)
-        return {one.name: (getattr(one.type, "type", one.type), one.default) for one in found.fields}  # without a text
+        type_ = type_info(kind)
+        assert isinstance(type_, StructType)
+        # without a text
+        return {field.name: (getattr(field.type, "type", field.type), field.default) for field in type_.fields}
 
     terms, asked = fields(Terms), fields(CreateTask)
 

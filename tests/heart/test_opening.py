@@ -43,29 +43,29 @@ def ran(command: str, database: str, sets: Mapping[str, str], token: str = TOKEN
 
 @pytest.mark.parametrize("sets", WRONG.values(), ids=WRONG)
 def test_a_gate_with_bad_settings_says_so_and_ends_with_2(sets: dict[str, str], tmp_path: Path) -> None:
-    status, said = ran("serve", f"sqlite:///{tmp_path / 'gate.db'}", sets)
+    status, output = ran("serve", f"sqlite:///{tmp_path / 'gate.db'}", sets)
 
-    assert status == 2, said
-    assert "Traceback" not in said
-    assert said.strip()
+    assert status == 2, output
+    assert "Traceback" not in output
+    assert output.strip()
 
 
 def test_a_gate_that_nobody_can_enter_ends_with_2(tmp_path: Path) -> None:
-    status, said = ran("serve", f"sqlite:///{tmp_path / 'gate.db'}", {}, token="")
+    status, output = ran("serve", f"sqlite:///{tmp_path / 'gate.db'}", {}, token="")
 
-    assert (status, "ASYNCGATE_API_KEY" in said) == (2, True)
+    assert (status, "ASYNCGATE_API_KEY" in output) == (2, True)
 
 
 def test_a_ledger_with_bad_settings_ends_with_2(tmp_path: Path) -> None:
-    status, said = ran("ledger", f"sqlite:///{tmp_path / 'gate.db'}", {"archive.enabled": "true"})
+    status, output = ran("ledger", f"sqlite:///{tmp_path / 'gate.db'}", {"archive.enabled": "true"})
 
-    assert status == 2, said
+    assert status == 2, output
 
 
 def test_what_does_not_answer_is_no_mistake_in_the_settings() -> None:
-    status, said = ran("serve", "postgresql://nobody@127.0.0.1:9/none", {})
+    status, output = ran("serve", "postgresql://nobody@127.0.0.1:9/none", {})
 
-    assert status == 1, said
+    assert status == 1, output
 
 
 @pytest.mark.anyio

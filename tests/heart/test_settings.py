@@ -485,7 +485,8 @@ def test_the_last_of_default_file_environment_and_flag_wins_and_is_named(load: L
     by_default, by_file = load(), load(text)
     by_environment, by_flag = load(text, environ), load(text, environ, **flags)
 
-    assert [one.settings.port for one in (by_default, by_file, by_environment, by_flag)] == [8080, 1001, 1002, 1003]
+    assert [configured.settings.port for configured in (by_default, by_file, by_environment, by_flag)] == [8080, 1001,
+                                                                                                           1002, 1003]
     assert by_default.origins["port"] == "default"
     assert by_file.origins["port"].startswith("file ")
     assert by_file.origins["port"].endswith("gate.yaml")
@@ -562,7 +563,7 @@ SPEC_19 = {
 
 
 def test_every_name_of_section_19_is_read_without_a_prefix(load: Load) -> None:
-    configured = load(environ={name: str(said) for name, said in SPEC_19.items()})
+    configured = load(environ={name: str(given) for name, given in SPEC_19.items()})
 
     assert {name: value(configured, name.lower()) for name in SPEC_19} == SPEC_19
 
@@ -766,42 +767,44 @@ def variable(name: str) -> str:
     return "ASYNCGATE_" + name.upper().replace(".", "_")
 
 
-def written(name: str, said: Any) -> str:
+def written(name: str, given: Any) -> str:
     """A YAML file with one setting."""
     *groups, last = name.split(".")
-    return json.dumps(reduce(lambda inner, group: {group: inner}, reversed(groups), {last: said}))
+    return json.dumps(reduce(lambda inner, group: {group: inner}, reversed(groups), {last: given}))
 
 
 @pytest.mark.parametrize("old", SPELLINGS)
 def test_a_setting_of_the_ledger_has_two_spellings_in_every_layer(load: Load, old: str) -> None:
-    name, said = SPELLINGS[old]
-    text = said if isinstance(said, str) else json.dumps(said)
+    name, given = SPELLINGS[old]
+    text = given if isinstance(given, str) else json.dumps(given)
 
     for spelling in (old, name):
-        layers = [load(written(spelling, said)), load(environ={variable(spelling): text}),
+        layers = [load(written(spelling, given)), load(environ={variable(spelling): text}),
                   load(**{spelling.replace(".", "__"): text})]
-        assert [value(configured, name) for configured in layers] == [said] * 3
+        assert [value(configured, name) for configured in layers] == [given] * 3
         assert [configured.origins[name].split()[0] for configured in layers] == ["file", "environment", "flag"]
         assert [row for row, _, origin in list_values(layers[0]) if origin != "default"] == [name]
 
 
-@pytest.mark.parametrize("setting", [one for one in list_settings(Settings) if one.name.startswith("ledger.")],
+@pytest.mark.parametrize("setting",
+                         [setting for setting in list_settings(Settings) if setting.name.startswith("ledger.")],
                          ids=lambda one: one.name)
 def test_every_setting_that_was_below_memorygate_is_still_read_there(load: Load, setting: Setting) -> None:
     new = {f"ledger.{name}" for name in ("profile", "dialect", "source_system", "contents", "adopt_seconds",
                                        "compare_interval_seconds")}
-    old, said = f"memorygate.{setting.name.removeprefix('ledger.')}", json.loads(json.dumps(setting.default))
+    old, given = f"memorygate.{setting.name.removeprefix('ledger.')}", json.loads(json.dumps(setting.default))
 
     if setting.name in new:
-        assert "is not a setting" in refusal(load, written(old, said))
+        assert "is not a setting" in refusal(load, written(old, given))
     else:
-        assert load(written(old, said)).origins[setting.name].startswith("file ")
+        assert load(written(old, given)).origins[setting.name].startswith("file ")
 
 
 @pytest.mark.parametrize("old", SPELLINGS)
 def test_two_spellings_of_one_setting_must_agree_within_a_layer(load: Load, old: str) -> None:
-    name, said = SPELLINGS[old]
-    text, other = (str(said).lower(), {False: "true", 750: "751", 3: "4", "strict": "eventual"}.get(said, "http://o:1"))
+    name, given = SPELLINGS[old]
+    text, other = (str(given).lower(),
+                   {False: "true", 750: "751", 3: "4", "strict": "eventual"}.get(given, "http://o:1"))
 
     message = refusal(load, f"{old}: {text}\n{name}: {other}")
     assert message.startswith(f"{name}: given twice, and differently: {old} (file ")
@@ -1042,9 +1045,9 @@ RECEIPTGATE = {
 
 @pytest.mark.parametrize("variable", RECEIPTGATE)
 def test_the_names_that_peers_give_to_the_ledger_s_settings_are_understood(variable: str) -> None:
-    said, name, value = RECEIPTGATE[variable]
+    text, name, value = RECEIPTGATE[variable]
 
-    configured = load_settings(environ={variable: said})
+    configured = load_settings(environ={variable: text})
 
     assert attrgetter(name)(configured.settings) == value
     assert variable in configured.origins[name]
@@ -1072,12 +1075,12 @@ def test_a_dialect_is_read_from_yaml_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_the_targets_of_escalations_are_read_and_shown_as_peers_write_them() -> None:
-    said = '[{"class":1,"to_kind":"worker","to_id":"fallback","tenant_id":""}]'
+    text = '[{"class":1,"to_kind":"worker","to_id":"fallback","tenant_id":""}]'
 
-    configured = load_settings(environ={"ASYNCGATE_ESCALATION_TARGETS": said, "ASYNCGATE_ESCALATION_ENABLED": "true",
+    configured = load_settings(environ={"ASYNCGATE_ESCALATION_TARGETS": text, "ASYNCGATE_ESCALATION_ENABLED": "true",
                                         "ASYNCGATE_ESCALATION_LEASE_EXPIRY_CLASS": "4"})
 
     (target,) = configured.settings.escalation.targets
     assert (target.escalation_class, target.to_kind, target.to_id) == (1, "worker", "fallback")
     assert configured.settings.escalation.lease_expiry_class == 4
-    assert {name: value for name, value, _ in list_values(configured)}["escalation.targets"] == said
+    assert {name: value for name, value, _ in list_values(configured)}["escalation.targets"] == text

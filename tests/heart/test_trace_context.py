@@ -26,10 +26,10 @@ def test_of_a_later_version_the_known_parts_are_passed_on() -> None:
     assert read_parent(f"01-{IDS}-what-may-come") == read_parent(f"cc-{IDS}") == GOOD
 
 
-@pytest.mark.parametrize("said", HOSTILE, ids=range(len(HOSTILE)))
-def test_an_invalid_parent_counts_as_none(said: str) -> None:
-    assert read_parent(said) is None
-    assert find_trace([(b"traceparent", said.encode()), (b"tracestate", b"a=1")]) is None
+@pytest.mark.parametrize("header", HOSTILE, ids=range(len(HOSTILE)))
+def test_an_invalid_parent_counts_as_none(header: str) -> None:
+    assert read_parent(header) is None
+    assert find_trace([(b"traceparent", header.encode()), (b"tracestate", b"a=1")]) is None
 
 
 def test_two_parents_count_as_none() -> None:
@@ -42,20 +42,20 @@ def test_the_states_of_several_headers_are_joined_and_empty_ones_left_out() -> N
     assert find_trace(headers) == Trace(GOOD, "a=1,b@c=2,d=x:y")
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("header", [
     "", " , ", "a", "a=", "A=1", "a=1,a=2", "a=b=c", "a=é", "a=1\n", ",".join(f"a{n}=1" for n in range(33)),
     "a=" + "x" * LONGEST_STATE, "=1", "a b=1"])
-def test_an_invalid_state_is_dropped_and_the_parent_stays(said: str) -> None:
-    headers = [(b"traceparent", GOOD.encode()), (b"tracestate", said.encode())]
+def test_an_invalid_state_is_dropped_and_the_parent_stays(header: str) -> None:
+    headers = [(b"traceparent", GOOD.encode()), (b"tracestate", header.encode())]
 
     assert find_trace(headers) == Trace(GOOD, None)
 
 
 @given(st.binary(), st.binary())
 def test_no_header_makes_it_fail_and_what_it_takes_is_bounded(parent: bytes, state: bytes) -> None:
-    found = find_trace([(b"traceparent", parent), (b"tracestate", state)])
+    trace = find_trace([(b"traceparent", parent), (b"tracestate", state)])
 
-    assert found is None or (found.traceparent or "").isascii()
+    assert trace is None or (trace.traceparent or "").isascii()
 
 
 @given(st.text("ab=,@ \t-", max_size=600))

@@ -63,9 +63,9 @@ def test_a_command_of_an_extra_is_unknown_and_an_option_names_what_it_lacks(core
 
 
 def test_it_passes_the_tests_of_the_core(core: Path) -> None:
-    said = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
-               *(f"conformance/{name}" for name in TESTS))
+    output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
+                 *(f"conformance/{name}" for name in TESTS))
 
-    counted = re.search(r"(\d+) passed, (\d+) skipped", said)
-    assert counted, said
+    counted = re.search(r"(\d+) passed, (\d+) skipped", output)
+    assert counted, output
     assert int(counted[1]) > 100

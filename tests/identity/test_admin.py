@@ -65,8 +65,8 @@ def test_no_schema_offers_a_role_or_a_kind_that_is_reserved_for_the_gate(name: s
 def find_choices(schema: Any) -> list[list[str]]:
     """Return all lists of words in a schema."""
     if isinstance(schema, dict):
-        return [schema.get("enum", [])] + [one for part in schema.values() for one in find_choices(part)]
-    return [one for part in schema for one in find_choices(part)] if isinstance(schema, list) else []
+        return [schema.get("enum", [])] + [choice for part in schema.values() for choice in find_choices(part)]
+    return [choice for part in schema for choice in find_choices(part)] if isinstance(schema, list) else []
 
 
 def test_every_administrative_operation_is_asked_here() -> None:
@@ -395,10 +395,10 @@ def token_for(tenant: str) -> str:
     private = PEM.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
                                 serialization.NoEncryption())
     now = int(time.time())
-    said = {"iss": "asyncgate", "aud": "asyncgate-api", "sub": "eve", "tenant_id": tenant, "principal_kind": "agent",
-            "principal_id": "eve", "jti": "1", "iat": now, "nbf": now, "exp": now + 3600,
-            "scope": "tasks:read tasks:write"}
-    return str(jwt.encode({"alg": "RS256", "typ": "at+jwt"}, said, RSAKey.import_key(private)))
+    claims = {"iss": "asyncgate", "aud": "asyncgate-api", "sub": "eve", "tenant_id": tenant, "principal_kind": "agent",
+              "principal_id": "eve", "jti": "1", "iat": now, "nbf": now, "exp": now + 3600,
+              "scope": "tasks:read tasks:write"}
+    return str(jwt.encode({"alg": "RS256", "typ": "at+jwt"}, claims, RSAKey.import_key(private)))
 
 
 @pytest.fixture
@@ -504,10 +504,10 @@ async def test_an_account_that_was_read_before_the_suspension_does_not_count_aft
     record, go, asked = house.served.backend.record, asyncio.Event(), asyncio.Event()
 
     async def slow(*which: Any) -> Any:
-        found = await record(*which)
+        row = await record(*which)
         asked.set()
         await go.wait()
-        return found
+        return row
 
     house.served.backend.record = slow
     reading = asyncio.ensure_future(accounts.of(OTHER))
@@ -731,13 +731,13 @@ def first_key(database: str, *more: str) -> str:
 def test_serve_says_how_to_issue_the_first_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASYNCGATE_API_KEY", raising=False)
 
-    said = subprocess.run([*GATE, "serve", "--port", "0", "--database", f"sqlite:///{tmp_path / 'gate.db'}"],
+    done = subprocess.run([*GATE, "serve", "--port", "0", "--database", f"sqlite:///{tmp_path / 'gate.db'}"],
                           capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
-    assert said.returncode == 2
-    assert "asyncgate keys issue --role admin" in said.stderr
-    assert "ASYNCGATE_API_KEY" in said.stderr
-    assert "Traceback" not in said.stderr
+    assert done.returncode == 2
+    assert "asyncgate keys issue --role admin" in done.stderr
+    assert "ASYNCGATE_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -790,12 +790,12 @@ def test_a_key_beside_the_gate_is_not_issued_while_it_serves(alone: tuple[Live, 
     assert "aga_" not in made.output
 
 
-@pytest.mark.parametrize(("option", "said"), [
+@pytest.mark.parametrize(("option", "message"), [
     (("--role", "system"), "'system' is not one of 'admin', 'agent', 'worker'"),
     (("--principal-kind", "system"), "'system' is not one of 'agent', 'human', 'service', 'worker'")])
-def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path, option: tuple[str, str], said: str) -> None:
+def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path, option: tuple[str, str], message: str) -> None:
     made = run("keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", *option, "--name", "x",
                "--principal-id", "me")
 
     assert made.exit_code == 2
-    assert said in made.output
+    assert message in made.output

@@ -431,7 +431,7 @@ async def test_what_is_critical_reaches_the_log_as_critical(house: House, caplog
 
     await house.ask("list_keys", {"tenant": THIRD}, token=root)
 
-    [told] = [one for one in caplog.records if " cross_tenant_attempt " in one.getMessage()]
+    [told] = [record for record in caplog.records if " cross_tenant_attempt " in record.getMessage()]
     assert told.levelno == logging.CRITICAL
 
 
@@ -440,7 +440,7 @@ async def test_a_line_of_a_json_log_has_its_fields_at_the_top_level(
     """Spec 21.7.4's own example, member by member."""
     await house.ask("list_tasks", token=generate(), headers=[AGENT])
 
-    [told] = [one for one in caplog.records if " auth_failure " in one.getMessage()]
+    [told] = [record for record in caplog.records if " auth_failure " in record.getMessage()]
     line = json.loads(JsonLines().format(told))
     wanted = {"event": "auth_failure", "tenant_id": HOME, "ip": "127.0.0.1", "user_agent": "tests/1.0",
               "severity": "warning", "level": "warning"}
@@ -701,10 +701,10 @@ async def test_a_changed_line_breaks_the_chain(house: House, name: str) -> None:
     changed = CHANGES[name](lines[2])
     assert changed != lines[2]
 
-    said = find_break([*lines[:2], changed, *lines[3:]], START)
+    flaw = find_break([*lines[:2], changed, *lines[3:]], START)
 
-    assert said is not None
-    assert "is not what was written" in said
+    assert flaw is not None
+    assert "is not what was written" in flaw
 
 
 async def test_a_missing_added_or_moved_line_breaks_the_chain(house: House) -> None:
@@ -859,12 +859,12 @@ async def test_the_database_lets_no_line_go_that_is_young_or_not_the_oldest(
     """Whoever has the gate's own access cannot shorten the log (threat B11), but for what is 90 days old (21.7.4)."""
     await aged(walled, *days)
 
-    found = await shortened(walled, *numbers)
+    survivors = await shortened(walled, *numbers)
 
     if left is None:
-        assert 2 in found
+        assert 2 in survivors
     else:
-        assert found == left
+        assert survivors == left
 
 
 @pytest.mark.parametrize("statement", ["UPDATE asyncgate.audit SET body = '{}'", "DELETE FROM asyncgate.audit",

@@ -52,14 +52,14 @@ async def test_all_keys_of_a_tenant_are_replaced_at_once(house: House, facade: s
     for token in (root, ada, worker, gone):
         assert (await house.ask("list_receipts", token=token)).code == "unauthenticated"
     assert (await house.ask("list_tasks", token=ours)).code == ""
-    fresh = {one["key"]["principal_id"]: one["api_key"] for one in reply["keys"]}
+    fresh = {key["key"]["principal_id"]: key["api_key"] for key in reply["keys"]}
     assert fresh.keys() == {"root", "ada", "w1"}
     assert not reply["more"]
     for token in fresh.values():
         assert (await house.ask("list_receipts", token=token)).code == ""
     line = next(line for line in await house.audit(OTHER) if line["event"] == "credentials_rotated")
     assert (line["severity"], line["reason"], line["details"]["keys"]) == ("critical", "leaked", 3)
-    [told] = [one for one in await notices(house, fresh["root"]) if one["kind"] == "credentials_rotated"]
+    [told] = [notice for notice in await notices(house, fresh["root"]) if notice["kind"] == "credentials_rotated"]
     assert told["details"] == {"reason": "leaked", "keys": 3, "by": "system asyncgate"}
 
 
@@ -72,7 +72,7 @@ async def test_an_admin_rotates_its_own_tenant_only_and_old_keys_may_overlap(hou
     own = await house.good("rotate_credentials", {"overlap_seconds": 60}, token=root, facade=facade)
 
     assert (foreign.code, by_agent.code) == ("tenant_not_found", "forbidden")
-    assert [one["key"]["principal_id"] for one in own["keys"]] == ["root"]
+    assert [key["key"]["principal_id"] for key in own["keys"]] == ["root"]
     assert (await house.ask("list_receipts", token=root)).code == ""
 
 
@@ -86,9 +86,9 @@ async def test_a_tenant_with_many_keys_is_rotated_in_several_calls(house: House)
     second = await house.good("rotate_credentials", again)
     third = await house.good("rotate_credentials", again)
 
-    assert [(len(one["keys"]), one["more"]) for one in (first, second, third)] == [
+    assert [(len(batch["keys"]), batch["more"]) for batch in (first, second, third)] == [
         (KEYS_PER_CALL, True), (3, False), (0, False)]
-    names = [one["key"]["principal_id"] for reply in (first, second) for one in reply["keys"]]
+    names = [key["key"]["principal_id"] for reply in (first, second) for key in reply["keys"]]
     assert len(set(names)) == KEYS_PER_CALL + 3
 
 
@@ -109,7 +109,7 @@ async def test_new_keys_beyond_those_that_may_wait_are_refused_and_keys_are_chec
     assert (late.status, late.code, late.body["retry_after"]) == (503, "overloaded", 1)
     assert known.code == ""
     assert len(set(await asyncio.gather(*issuing))) == MOST_HASHING + MOST_WAITING
-    assert all(one.result() for one in held)
+    assert all(future.result() for future in held)
 
 
 async def test_access_tokens_from_before_a_rotation_are_refused(house: House) -> None:
@@ -158,7 +158,7 @@ async def test_a_key_that_is_used_from_elsewhere_is_noted_and_its_admins_are_tol
 
     [line] = [line for line in await house.audit(OTHER) if line["event"] == "unusual_address"]
     assert (line["severity"], line["ip"], line["details"]["key_id"]) == ("warning", "203.0.113.5", house.ids[ada])
-    [told] = [one for one in await notices(house, root) if one["kind"] == "unusual_address"]
+    [told] = [notice for notice in await notices(house, root) if notice["kind"] == "unusual_address"]
     assert told["details"]["key_id"] == house.ids[ada]
     assert told["details"]["place"] == place_of("203.0.113.5") == "203.0.113.0/24"
 
@@ -186,7 +186,7 @@ async def test_admins_are_told_of_a_revoked_key_and_of_stricter_limits(house: Ho
     await house.good("set_limits", {"tenant": OTHER, "stricter_calls_per_hour": 50, "reason": "a flood",
                                     "stricter_until": "2099-01-01T00:00:00Z"}, facade=facade)
 
-    told = {one["kind"]: one["details"] for one in await notices(house, root)}
+    told = {notice["kind"]: notice["details"] for notice in await notices(house, root)}
     assert told["key_revoked"]["reason"] == "leaked"
     assert told["rate_limit_tightened"]["calls_per_hour"] == 50
 
@@ -212,5 +212,5 @@ async def test_admins_who_cannot_be_told_during_an_outage_are_a_line_in_the_log(
 
     await write_notice(house.guard.engine, OTHER, "unusual_address")
 
-    [said] = [record.getMessage() for record in caplog.records if record.name == "asyncgate"]
-    assert said == f"the admins of tenant {OTHER} could not be told of unusual_address"
+    [message] = [record.getMessage() for record in caplog.records if record.name == "asyncgate"]
+    assert message == f"the admins of tenant {OTHER} could not be told of unusual_address"

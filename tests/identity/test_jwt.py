@@ -70,15 +70,15 @@ def pem(key: Any, password: bytes | None = None) -> bytes:
 
 def claims(**changed: Any) -> dict[str, Any]:
     """Return what a good token says, but for what is changed; `...` leaves a claim out."""
-    said = {"iss": ISSUER, "aud": "asyncgate-api", "sub": "user-1", "tenant_id": TENANT, "principal_kind": "agent",
-            "principal_id": "ada", "iat": NOW, "exp": NOW + HOUR, "scope": "tasks:read tasks:write", "jti": "t1"}
-    return {name: value for name, value in {**said, **changed}.items() if value is not ...}
+    payload = {"iss": ISSUER, "aud": "asyncgate-api", "sub": "user-1", "tenant_id": TENANT, "principal_kind": "agent",
+               "principal_id": "ada", "iat": NOW, "exp": NOW + HOUR, "scope": "tasks:read tasks:write", "jti": "t1"}
+    return {name: value for name, value in {**payload, **changed}.items() if value is not ...}
 
 
 def token(key: RSAKey = MINE, header: dict[str, Any] | None = None, **changed: Any) -> str:
     """Let the library sign."""
-    said = {"alg": "RS256", "typ": "at+jwt", "kid": key.thumbprint(), **(header or {})}
-    return jwt.encode(said, claims(**changed), key)
+    fields = {"alg": "RS256", "typ": "at+jwt", "kid": key.thumbprint(), **(header or {})}
+    return jwt.encode(fields, claims(**changed), key)
 
 
 def b64(text: bytes) -> str:
@@ -339,11 +339,11 @@ async def test_a_good_token_stands_for_whom_it_names(way: AccessTokens) -> None:
     ("agent", "agent"), ("human", "agent"), ("service", "agent"), ("worker", "worker")])
 async def test_the_role_follows_from_the_kind_unless_it_is_said(way: AccessTokens, kind: str, role: str) -> None:
     by_kind = await way.caller(token(principal_kind=kind))
-    said = await way.caller(token(principal_kind=kind, role="admin"))
+    caller = await way.caller(token(principal_kind=kind, role="admin"))
 
     assert by_kind
-    assert said
-    assert (by_kind.principal, by_kind.role, said.role) == (Principal(kind, "ada"), role, "admin")
+    assert caller
+    assert (by_kind.principal, by_kind.role, caller.role) == (Principal(kind, "ada"), role, "admin")
 
 
 @pytest.mark.parametrize("absent", [..., None])
@@ -458,8 +458,8 @@ async def test_the_audit_log_says_why_a_token_was_refused_and_the_caller_is_not_
 
     answer = await served.call(method, path, body, token=REASONS[reason])
 
-    ((event, severity, said),) = served.gate.guard.auditor.noted[served.gate.settings.default_tenant_id]
-    assert (event, severity, json.loads(said)["reason"]) == ("auth_failure", "warning", reason)
+    ((event, severity, details),) = served.gate.guard.auditor.noted[served.gate.settings.default_tenant_id]
+    assert (event, severity, json.loads(details)["reason"]) == ("auth_failure", "warning", reason)
     assert f'"reason":"{reason}"' in caplog.text
     assert reason.encode() not in answer.content
 
@@ -589,11 +589,12 @@ async def test_no_more_tokens_are_remembered_than_there_is_room_for(
     first, *others = [token(jti=f"t{number}") for number in range(5)]
 
     seen = []
-    for one in others:
+    for credential in others:
         seen.append(await way.caller(first))
-        await way.caller(one)
+        await way.caller(credential)
 
-    assert [*way.proven] == [hashlib.sha256(one.encode()).digest() for one in (others[-2], first, others[-1])]
+    assert [*way.proven] == [hashlib.sha256(credential.encode()).digest()
+                             for credential in (others[-2], first, others[-1])]
     assert all(caller is seen[0] for caller in seen)      # what is used is kept
 
 
@@ -801,7 +802,7 @@ async def looked(way: AccessTokens) -> None:
 
 async def fates(way: AccessTokens, *tokens: str) -> list[str]:
     """Show tokens all at once; return what became of each."""
-    outcomes = await asyncio.gather(*(way.caller(one) for one in tokens), return_exceptions=True)
+    outcomes = await asyncio.gather(*(way.caller(credential) for credential in tokens), return_exceptions=True)
     return [type(outcome).__name__ for outcome in outcomes]
 
 
@@ -958,7 +959,7 @@ async def test_while_one_look_goes_on_there_is_no_other(far: AccessTokens, issue
     await asyncio.wait([second], timeout=0)     # it has begun, and waits
     issuer.open.set()
 
-    assert [(await one).principal.id for one in (first, second)] == ["ada", "ada"]     # type: ignore[union-attr]
+    assert [(await job).principal.id for job in (first, second)] == ["ada", "ada"]     # type: ignore[union-attr]
     assert issuer.looks == 1
 
 

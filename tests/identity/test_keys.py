@@ -164,9 +164,9 @@ async def world() -> AsyncIterator[World]:
 
 def parts(token: str) -> tuple[str, str]:
     """Return the key id and the secret of a good key."""
-    found = parse(token)
-    assert found is not None
-    return found
+    pair = parse(token)
+    assert pair is not None
+    return pair
 
 
 def key_of(key_id: str, secret: str) -> str:
@@ -1003,7 +1003,7 @@ def keys_threads() -> list[str]:
 async def test_close_finishes_what_is_under_way_and_ends_the_threads(world: World) -> None:
     token, keys = world.issue(), IssuedKeys(world.table, world.clock)
     assert keys_threads() == []
-    shown = [asyncio.ensure_future(keys.caller(one)) for one in (token, world.issue(), world.issue())]
+    shown = [asyncio.ensure_future(keys.caller(credential)) for credential in (token, world.issue(), world.issue())]
     await until(lambda: bool(keys_threads()))
 
     assert len(keys_threads()) <= 2
@@ -1060,8 +1060,8 @@ async def test_no_secret_and_no_hash_is_ever_told(world: World, everything_logge
     await world.keys.close()
 
     text = everything_logged.text + "".join(map(repr, told)) + "".join(
-        str(one.body()) for answers in told if isinstance(answers, list) for one in answers
-        if isinstance(one, GateError))
+        str(answer.body()) for answers in told if isinstance(answers, list) for answer in answers
+        if isinstance(answer, GateError))
     secrets = [parts(token)[1] for token in (good, revoked, broken, wrong)]
     assert [secret for secret in secrets if secret in text] == []
     assert "$argon2" not in text

@@ -239,7 +239,7 @@ def test_keys_in_use_do_not_add_up(limits: MemoryLimits, clock: Clock) -> None:
 
 
 def by_tier(buckets: list[Bucket]) -> dict[str, tuple[str, int, int]]:
-    return {one.tier: (one.key, one.limit, one.window_seconds) for one in buckets}
+    return {bucket.tier: (bucket.key, bucket.limit, bucket.window_seconds) for bucket in buckets}
 
 
 def test_a_call_draws_from_its_tenant_its_principal_and_its_address() -> None:
@@ -259,8 +259,9 @@ def test_without_a_credential_only_the_address_counts() -> None:
 def test_heartbeats_have_their_own_and_larger_budget() -> None:
     calls, beats = (buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7", heartbeat=on) for on in (False, True))
 
-    assert [one.limit for one in beats] == [600_000, 5000, 4000, 6000]
-    assert {one.key for one in calls} & {one.key for one in beats} == {"server:api_calls", "ip:192.0.2.7:api_calls"}
+    assert [beat.limit for beat in beats] == [600_000, 5000, 4000, 6000]
+    assert {bucket.key for bucket in calls} & {beat.key for beat in beats} == {"server:api_calls",
+                                                                               "ip:192.0.2.7:api_calls"}
 
 
 def test_ten_leases_can_be_kept_alive_on_the_free_tier_beside_a_polling_worker(
@@ -289,17 +290,17 @@ def test_one_principal_may_be_kept_from_using_up_its_tenant(limits: MemoryLimits
 
 def test_nobody_waits_longer_than_a_window(limits: MemoryLimits, clock: Clock) -> None:
     """All calls at once, late in the counter's window: a window later none of them is within any."""
-    one = Bucket("tenant", "t", 100, 3600, 100)
+    bucket = Bucket("tenant", "t", 100, 3600, 100)
     clock.now += 3_600_000 // 20
-    assert limits.take_now([one], 100).admitted
+    assert limits.take_now([bucket], 100).admitted
 
-    told = limits.take_now([one], 100)
+    told = limits.take_now([bucket], 100)
 
     assert (told.admitted, told.wait_ms) == (False, 3_600_000)
     clock.now += told.wait_ms - 1
-    assert not limits.take_now([one], 100).admitted
+    assert not limits.take_now([bucket], 100).admitted
     clock.now += 1
-    assert limits.take_now([one], 100).admitted
+    assert limits.take_now([bucket], 100).admitted
 
 
 def test_many_principals_of_one_tenant_share_its_limit(limits: MemoryLimits) -> None:
@@ -323,7 +324,7 @@ def test_tenants_do_not_share() -> None:
 def test_an_enterprise_is_limited_by_its_address_alone(limits: MemoryLimits) -> None:
     buckets = buckets_for(FREE, FREE.rate_limits.enterprise_tier, TENANT, ADA, "192.0.2.7", heartbeat=True)
 
-    assert [one.limit for one in buckets] == [600_000, -1, -1, 6000]
+    assert [bucket.limit for bucket in buckets] == [600_000, -1, -1, 6000]
     assert limits.take_now(buckets).tier == "ip"
 
 
@@ -334,7 +335,7 @@ def test_new_tasks_are_drawn_from_a_budget_of_their_own() -> None:
 def test_a_name_of_any_letters_makes_a_key_that_a_header_may_carry() -> None:
     strange = Principal("agent", "ä: b\r\nx-evil: 1")
 
-    (key,) = (one.key for one in buckets_for(FREE, TIER, TENANT, strange, "::1") if one.tier == "principal")
+    (key,) = (bucket.key for bucket in buckets_for(FREE, TIER, TENANT, strange, "::1") if bucket.tier == "principal")
 
     assert key.isascii()
     assert key.isprintable()
@@ -360,10 +361,10 @@ PROXIES = ("10.0.0.0/8", "2001:db8:ffff::/48")
 
 def seen(peer: str | None, *forwarded: str, trusted: tuple[str, ...] = PROXIES) -> str:
     scope: dict[str, Any] = {"client": peer and (peer, 1234)}
-    return find_client_address(scope, [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded], trusted)
+    return find_client_address(scope, [(b"x-forwarded-for", header.encode("latin-1")) for header in forwarded], trusted)
 
 
-@pytest.mark.parametrize(("peer", "forwarded", "found"), [
+@pytest.mark.parametrize(("peer", "forwarded", "address"), [
     ("203.0.113.9", [], "203.0.113.9"),
     ("203.0.113.9", ["192.0.2.1"], "203.0.113.9"),                          # a client that plays a proxy
     ("10.0.0.1", ["192.0.2.1"], "192.0.2.1"),
@@ -382,8 +383,8 @@ def seen(peer: str | None, *forwarded: str, trusted: tuple[str, ...] = PROXIES) 
     ("2001:db8:ffff::1", ["2001:DB8::1"], "2001:db8::1"),
     (None, ["192.0.2.1"], ""),
 ])
-def test_only_trusted_proxies_say_whose_request_it_is(peer: str | None, forwarded: list[str], found: str) -> None:
-    assert seen(peer, *forwarded) == found
+def test_only_trusted_proxies_say_whose_request_it_is(peer: str | None, forwarded: list[str], address: str) -> None:
+    assert seen(peer, *forwarded) == address
 
 
 def test_without_trusted_proxies_the_peer_counts() -> None:
@@ -393,13 +394,13 @@ def test_without_trusted_proxies_the_peer_counts() -> None:
 def test_made_up_addresses_do_not_escape_the_limit(limits: MemoryLimits) -> None:
     addresses = [seen("10.0.0.1", f"198.51.100.{number % 256}, 192.0.2.1") for number in range(400)]
 
-    assert sum(admitted(limits, *buckets_for(FREE, None, None, None, one)) for one in addresses) == 300
+    assert sum(admitted(limits, *buckets_for(FREE, None, None, None, address)) for address in addresses) == 300
 
 
-@pytest.mark.parametrize("said", ["10.0.0.1/8", "proxy.example", "10.0.0.0/33", "999.1.1.1"])
-def test_a_trusted_proxy_that_is_no_network_stops_the_start(said: str) -> None:
+@pytest.mark.parametrize("network", ["10.0.0.1/8", "proxy.example", "10.0.0.0/33", "999.1.1.1"])
+def test_a_trusted_proxy_that_is_no_network_stops_the_start(network: str) -> None:
     with pytest.raises(SettingsError, match=r"trusted_proxies: .* is neither an address nor a network"):
-        load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": f"::1, {said}"})
+        load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": f"::1, {network}"})
 
 
 # What answers say

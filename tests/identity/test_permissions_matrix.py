@@ -76,11 +76,12 @@ def test_an_operation_has_the_scopes_of_the_spec(scope: str) -> None:
 
 
 def test_administration_is_for_admins_with_a_scope_of_theirs() -> None:
-    found = {name: op for name, op in OPERATIONS.items() if op.scopes and op.scopes <= {"admin:read", "admin:write"}}
+    operations = {name: op for name, op in OPERATIONS.items() if op.scopes
+                  and op.scopes <= {"admin:read", "admin:write"}}
 
-    assert found.keys() == {*are_here(ADMINISTRATION | ABOUT_ONESELF)}
-    assert {op.roles for name, op in found.items() if name in ADMINISTRATION} == {("admin",)}
-    assert all("admin:read" not in op.scopes for op in found.values() if op.kind == "W")
+    assert operations.keys() == {*are_here(ADMINISTRATION | ABOUT_ONESELF)}
+    assert {op.roles for name, op in operations.items() if name in ADMINISTRATION} == {("admin",)}
+    assert all("admin:read" not in op.scopes for op in operations.values() if op.kind == "W")
     assert [mark for role, mark in zip(NAMED, AUDITORS["list_audit"], strict=True) if role == "admin"] == ["1"]
 
 
@@ -189,7 +190,7 @@ async def test_a_worker_reads_the_task_that_it_holds_and_no_other(house: House, 
     await house.good("create_tasks", {"tasks": [{"type": "a", "payload": None}, {"type": "b", "payload": None}]})
     w1 = await house.key("worker", "w1")
     [held] = (await house.good("lease_next", token=w1, facade=facade))["tasks"]
-    [free] = [one["task_id"] for one in (await house.good("list_tasks", {"status": "queued"}))["tasks"]]
+    [free] = [task["task_id"] for task in (await house.good("list_tasks", {"status": "queued"}))["tasks"]]
 
     assert not (await house.ask("get_task", {"task_id": held["task_id"]}, token=w1, facade=facade)).code
     assert (await house.ask("get_task", {"task_id": free}, token=w1, facade=facade)).code == "forbidden"
@@ -260,9 +261,9 @@ async def test_an_inbox_of_another_is_not_shown(house: House, facade: str, opera
 async def test_a_key_that_stands_for_the_system_opens_nothing_even_if_it_is_stored(
         house: House, fields: dict[str, Any]) -> None:
     text = generate()
-    found = parse(text)
-    assert found is not None
-    key = Key(found[0], hash_secret(found[1], security().api_keys), "x", "agent", "ada", None, "agent",
+    parts = parse(text)
+    assert parts is not None
+    key = Key(parts[0], hash_secret(parts[1], security().api_keys), "x", "agent", "ada", None, "agent",
               '["tasks:read"]', None, None, 0.0, None, None, None, 1, 0.0, "x")
 
     def keep(engine: Any, work: Work, caller: Any, ask: Any) -> None:

@@ -370,14 +370,15 @@ async def test_single_tasks_and_those_that_are_waited_for_count_too(limited: Lim
 @pytest.mark.parametrize("facade", FACADES)
 async def test_repeating_a_creation_counts_as_no_new_task(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=6)
-    one = {"type": "demo", "payload": None, "idempotency_key": "one"}
-    batch = [one, {**one, "idempotency_key": "two"}, {"type": ""}]
-    made = await house.good("create_task", one, token=ada)
+    request = {"type": "demo", "payload": None, "idempotency_key": "one"}
+    batch = [request, {**request, "idempotency_key": "two"}, {"type": ""}]
+    made = await house.good("create_task", request, token=ada)
     await house.good("cancel_task", {"task_id": made["task_id"]}, token=ada)
     again = ("rerun_task", {"task_id": made["task_id"], "idempotency_key": "again"})
 
     told = [await house.ask(name, ask, token=ada, facade=facade) for name, ask in [
-        ("create_task", one), ("run_task", {**one, "wait_seconds": 0}), ("create_tasks", {"tasks": batch}), again] * 5]
+        ("create_task", request), ("run_task", {**request, "wait_seconds": 0}), ("create_tasks", {"tasks": batch}),
+        again] * 5]
 
     assert [answer.code for answer in told] == [""] * 20
     new = [await house.ask("create_task", {"type": "demo", "payload": None}, token=ada) for _ in range(4)]
@@ -388,8 +389,8 @@ async def test_repeating_a_creation_counts_as_no_new_task(limited: Limited, faca
 async def test_a_repeated_creation_gets_its_task_when_the_limit_of_new_tasks_is_used(
         limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=3)
-    one = {"type": "demo", "payload": None, "idempotency_key": "one"}
-    first = (await house.good("create_task", one, token=ada))["task_id"]
+    request = {"type": "demo", "payload": None, "idempotency_key": "one"}
+    first = (await house.good("create_task", request, token=ada))["task_id"]
     await house.good("cancel_task", {"task_id": first}, token=ada)
     rerun = {"task_id": first, "idempotency_key": "again"}
     again = (await house.good("rerun_task", rerun, token=ada))["task_id"]
@@ -399,12 +400,12 @@ async def test_a_repeated_creation_gets_its_task_when_the_limit_of_new_tasks_is_
         told: Told = await house.ask(name, fields, token=ada, facade=facade)
         return told
 
-    repeated = [await ask("create_task", one), await ask("run_task", {**one, "wait_seconds": 0}),
+    repeated = [await ask("create_task", request), await ask("run_task", {**request, "wait_seconds": 0}),
                 await ask("rerun_task", rerun)]
-    listed = await ask("create_tasks", {"tasks": [one, one]})
-    new = [await ask("create_task", {**one, "idempotency_key": key}) for key in ("two", None)]
-    mixed = await ask("create_tasks", {"tasks": [one, {**one, "idempotency_key": "two"}]})
-    none = await ask("create_tasks", {"tasks": [{**one, "idempotency_key": key} for key in ("two", "three")]})
+    listed = await ask("create_tasks", {"tasks": [request, request]})
+    new = [await ask("create_task", {**request, "idempotency_key": key}) for key in ("two", None)]
+    mixed = await ask("create_tasks", {"tasks": [request, {**request, "idempotency_key": "two"}]})
+    none = await ask("create_tasks", {"tasks": [{**request, "idempotency_key": key} for key in ("two", "three")]})
 
     assert [told.body["task_id"] for told in repeated] == [first, first, again]
     assert [item["task_id"] for item in listed.body["results"]] == [first, first]
@@ -506,8 +507,8 @@ async def test_the_end_of_a_lease_is_counted_and_no_limit_of_calls_refuses_it(
         await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
     offers = (await house.good("lease_next", {"max_tasks": 2}, token=worker))["tasks"]
     held = [{"task_id": offer["task_id"], "lease_id": offer["lease_id"]} for offer in offers]
-    asks = [{"tasks": [one]} if name == "complete_tasks" else {**one, "error": 1} if name == "fail" else one
-            for one in held]
+    asks = [{"tasks": [lease]} if name == "complete_tasks" else {**lease, "error": 1} if name == "fail" else lease
+            for lease in held]
 
     counted = await house.ask(name, asks[0], token=worker, facade=facade)
     spent = await passed(house, worker, 5)
@@ -663,7 +664,7 @@ async def test_tasks_that_are_refused_do_not_count_as_created(limited: Limited, 
     assert alone[0].body["quota"] == "active_tasks"
     assert alone[0].body["retry_after"] == 60
     errors = [item["error"] for item in together["results"]]
-    assert [(one["error"], one["quota"], one["limit"], one["retry_after"]) for one in errors] == [
+    assert [(error["error"], error["quota"], error["limit"], error["retry_after"]) for error in errors] == [
         ("quota_exceeded", "active_tasks", 2, 60)] * 2
     assert wrong.code == "invalid_request"
     limits = await house.good("get_limits", {"tenant": OTHER})

@@ -239,7 +239,8 @@ async def test_b2_what_a_neighbour_has_is_answered_like_what_nobody_has(house: H
         fields = {name: value for name, value in whole.items() if name in op.takes.__struct_fields__}
         made_up: dict[str, Any] = {**fields}
         made_up |= {name: "0" * len(fields[name]) for name in names}
-        foreign, unknown = [await house.ask(op.name, said, token=root, facade=facade) for said in (fields, made_up)]
+        foreign, unknown = [await house.ask(op.name, arguments, token=root, facade=facade)
+                            for arguments in (fields, made_up)]
         hidden = foreign.content
         for name in names:
             hidden = hidden.replace(fields[name].encode(), made_up[name].encode())

@@ -96,8 +96,8 @@ def expressions(board: Path) -> list[str]:
 
 def exported() -> set[str]:
     """Return the names of all samples that a gate can export."""
-    histograms = {one.name + suffix for one in FAMILIES if one.kind == "histogram" for suffix in SUFFIXES}
-    return histograms | {one.name for one in FAMILIES if one.kind != "histogram"} | OF_THE_LIBRARY
+    histograms = {family.name + suffix for family in FAMILIES if family.kind == "histogram" for suffix in SUFFIXES}
+    return histograms | {family.name for family in FAMILIES if family.kind != "histogram"} | OF_THE_LIBRARY
 
 
 def named(expression: str) -> set[str]:
@@ -125,19 +125,21 @@ def test_a_dashboard_asks_for_what_is_exported(board: Path) -> None:
     asked = expressions(board)
 
     assert len(asked) >= 8
-    assert {name for one in asked for name in named(one)} <= exported()
+    assert {name for expression in asked for name in named(expression)} <= exported()
 
 
 def test_every_label_that_is_asked_for_is_one_of_its_metric() -> None:
-    labels = {name: set(one.labels) for one in FAMILIES
-              for name in (one.name, *(one.name + suffix for suffix in SUFFIXES))}
-    asked = [*(rule["expr"] for rule in rules().values()), *(one for board in BOARDS for one in expressions(board))]
+    labels = {name: set(family.labels) for family in FAMILIES
+              for name in (family.name, *(family.name + suffix for suffix in SUFFIXES))}
+    asked = [*(rule["expr"] for rule in rules().values()),
+             *(expression for board in BOARDS for expression in expressions(board))]
 
-    assert {(metric, label) for one in asked for metric, label in labelled(one) if label not in labels[metric]} == set()
+    assert {(metric, label) for expression in asked for metric, label in labelled(expression)
+            if label not in labels[metric]} == set()
 
 
 def test_no_label_is_one_that_prometheus_sets_itself() -> None:
-    assert [one.name for one in FAMILIES if {"job", "instance"} & set(one.labels)] == []
+    assert [family.name for family in FAMILIES if {"job", "instance"} & set(family.labels)] == []
 
 
 def test_each_alert_is_shown_to_fire() -> None:
@@ -161,8 +163,8 @@ def run(*command: str | Path) -> None:
 
 
 def test_prometheus_reads_the_rules_and_the_dashboards(promtool: str, tmp_path: Path) -> None:
-    asked = [one.replace("$__rate_interval", "5m") for board in BOARDS for one in expressions(board)]
-    recorded = [{"record": f"asked:{number}", "expr": one} for number, one in enumerate(asked)]
+    asked = [expression.replace("$__rate_interval", "5m") for board in BOARDS for expression in expressions(board)]
+    recorded = [{"record": f"asked:{number}", "expr": expression} for number, expression in enumerate(asked)]
     (tmp_path / "asked.yaml").write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": recorded}]}))
 
     run(promtool, "check", "rules", ALERTS, tmp_path / "asked.yaml")
@@ -171,7 +173,7 @@ def test_prometheus_reads_the_rules_and_the_dashboards(promtool: str, tmp_path: 
 def expect(name: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     """Return the alert that must fire, with its texts filled in."""
     rule = rules()[name]
-    texts = {key: re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], text)
+    texts = {key: re.sub(r"{{ \$labels\.(\w+) }}", lambda match: labels[match[1]], text)
              for key, text in rule["annotations"].items()}
     return [{"exp_labels": {**labels, **rule["labels"]}, "exp_annotations": texts}]
 
@@ -182,7 +184,7 @@ def test_an_alert_fires_when_it_should_and_not_on_a_gate_without_trouble(
     seen, labels = FIRES[name]
 
     def case(series: dict[str, str], expected: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"interval": "1m", "input_series": [{"series": one, "values": told} for one, told in series.items()],
+        return {"interval": "1m", "input_series": [{"series": name, "values": told} for name, told in series.items()],
                 "alert_rule_test": [{"eval_time": "50m", "alertname": name, "exp_alerts": expected}]}
     told = {"rule_files": [str(ALERTS)], "tests": [case(seen, expect(name, labels)), case(QUIET, [])]}
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump(told))

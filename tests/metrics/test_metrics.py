@@ -40,8 +40,8 @@ class Scrape:
     def __init__(self, text: str) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
         self.values: dict[tuple[str, Labels], float] = {
-            (one.name, frozenset(one.labels.items())): one.value
-            for family in self.families.values() for one in family.samples}
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values() for sample in family.samples}
 
     def get(self, name: str, **labels: str) -> float:
         """Return one number; what was never counted is 0."""
@@ -49,7 +49,7 @@ class Scrape:
 
     def sum(self, name: str) -> float:
         """Return the sum over all labels."""
-        return sum(value for (found, _), value in self.values.items() if found == f"asyncgate_{name}")
+        return sum(value for (metric, _), value in self.values.items() if metric == f"asyncgate_{name}")
 
 
 async def scrape(served: Served) -> Scrape:
@@ -244,12 +244,12 @@ async def test_nobody_sees_metrics_without_their_scope(serve: Serve) -> None:
         "scraper": {"scopes": ["metrics:read"]}, "agent": {}, "admin": {"role": "admin"}}
     keys = {name: (await served.post("/v1/keys", {**about, **more}))["api_key"] for name, more in asked.items()}
 
-    found = {name: (await served.call("GET", "/metrics", token=key)).status for name, key in keys.items()}
+    statuses = {name: (await served.call("GET", "/metrics", token=key)).status for name, key in keys.items()}
     stranger = await served.call("GET", "/metrics", token=None)
     more_than_it_has = await served.call(
         "POST", "/v1/keys", {**about, "scopes": ["metrics:read"]}, token=keys["admin"])
 
-    assert found == {"scraper": 200, "agent": 403, "admin": 403}
+    assert statuses == {"scraper": 200, "agent": 403, "admin": 403}
     assert (stranger.status, more_than_it_has.status) == (401, 403)
     assert (await served.call("GET", "/v1/tasks", token=keys["scraper"])).status == 403
     assert (await served.call("POST", "/metrics")).status == 405

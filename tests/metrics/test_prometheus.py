@@ -65,8 +65,8 @@ def ask(port: int, expression: str) -> list[Any]:
     query = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}") as answer:
-            found: list[Any] = json.load(answer)["data"]["result"]
-            return found
+            series: list[Any] = json.load(answer)["data"]["result"]
+            return series
     except OSError:
         return []
 
@@ -89,8 +89,9 @@ def test_a_real_prometheus_has_what_alerts_and_dashboards_ask_for(
         assert waits["metric"]["job"] == "asyncgate"
         (depth,) = ask(port, 'asyncgate_queue_tasks{type="waiting", state="queued"}')
         assert depth["value"][1] == "1"
-        asked = [*(rule["expr"] for rule in rules().values()), *(one for board in BOARDS for one in expressions(board))]
-        names = {name for one in asked for name in named(one) if "_ledger_" not in name} - ABSENT
+        asked = [*(rule["expr"] for rule in rules().values()),
+                 *(expression for board in BOARDS for expression in expressions(board))]
+        names = {name for expression in asked for name in named(expression) if "_ledger_" not in name} - ABSENT
         assert {name for name in names if not ask(port, name)} == set()
     finally:
         process.terminate()

@@ -53,18 +53,18 @@ class Books:
 
     def lose(self, gate: Gate, *types: str, task_id: str = "") -> list[dict[str, Any]]:
         """Lose all receipts of these types, of one task or all; return them."""
-        gone = [one for one in self.receipts(gate) if one["receipt_type"] in types
-                and task_id in ("", one["task_id"])]
-        for one in gone:
-            self._change("DELETE FROM ledger WHERE receipt_id = ?", one["receipt_id"])
+        gone = [receipt for receipt in self.receipts(gate) if receipt["receipt_type"] in types
+                and task_id in ("", receipt["task_id"])]
+        for receipt in gone:
+            self._change("DELETE FROM ledger WHERE receipt_id = ?", receipt["receipt_id"])
         return gone
 
     def forge(self, gate: Gate, receipt_type: str) -> str:
         """Change what a receipt says; return its id."""
-        [one] = [one for one in self.receipts(gate) if one["receipt_type"] == receipt_type]
+        [receipt] = [receipt for receipt in self.receipts(gate) if receipt["receipt_type"] == receipt_type]
         self._change("UPDATE ledger SET content = replace(content, '\"ok\":true', '\"ok\":null') WHERE receipt_id = ?",
-                     one["receipt_id"])
-        return str(one["receipt_id"])
+                     receipt["receipt_id"])
+        return str(receipt["receipt_id"])
 
 
 @pytest.fixture
@@ -91,14 +91,14 @@ async def compare(gate: Gate) -> LedgerComparison:
     gate.skip(SETTLED_SECONDS + 1.0)
     await Comparer(gate.engine).compare()
     await emptied(gate)
-    found = (await gate.engine.health(NOBODY, Health())).ledger_comparison
-    assert isinstance(found, LedgerComparison)
-    return found
+    ledger_comparison = (await gate.engine.health(NOBODY, Health())).ledger_comparison
+    assert isinstance(ledger_comparison, LedgerComparison)
+    return ledger_comparison
 
 
 async def audited(gate: Gate) -> list[tuple[str, dict[str, Any]]]:
     lines: list[Audit] = await gate.backend.page(gate.tenant_id, Rows(Audit))
-    return [(one.severity, json.loads(one.body)) for one in lines if one.event == "ledger_differs"]
+    return [(line.severity, json.loads(line.body)) for line in lines if line.event == "ledger_differs"]
 
 
 async def test_a_gate_and_its_ledger_agree(gate: Gate) -> None:
@@ -108,10 +108,10 @@ async def test_a_gate_and_its_ledger_agree(gate: Gate) -> None:
     lost = await gate.leased()
     await gate.lose(lost)
 
-    found = await compare(gate)
+    comparison = await compare(gate)
 
-    assert (found.differences, found.sent_again) == ({}, 0)
-    assert found.receipts >= 4 + 3 + 3
+    assert (comparison.differences, comparison.sent_again) == ({}, 0)
+    assert comparison.receipts >= 4 + 3 + 3
     assert await audited(gate) == []
 
 
@@ -122,14 +122,14 @@ async def test_what_the_ledger_lost_is_found_and_sent_again_and_then_nothing_dif
     before = books.receipts(gate)
     lost = books.lose(gate, "task.completed", "task.result_ready")
 
-    found = await compare(gate)
+    comparison = await compare(gate)
 
-    assert (found.differences, found.sent_again) == ({"lost_by_ledger": 2}, 2)
+    assert (comparison.differences, comparison.sent_again) == ({"lost_by_ledger": 2}, 2)
     assert sorted(map(json.dumps, books.receipts(gate))) == sorted(map(json.dumps, before))
     assert caplog.text.count("gate and ledger differ: lost_by_ledger") == 2
     [(severity, line)] = await audited(gate)
     assert (severity, line["differences"], line["sent_again"]) == ("warning", {"lost_by_ledger": 2}, 2)
-    assert line["named"] == [f"lost_by_ledger {one['receipt_id']}" for one in lost]
+    assert line["named"] == [f"lost_by_ledger {receipt['receipt_id']}" for receipt in lost]
 
     again = await compare(gate)
 
@@ -153,15 +153,15 @@ async def test_every_receipt_that_its_task_still_tells_is_restored(gate: Gate, b
     duty = (await gate.task(canceled)).obligation_receipt_id
     await gate.as_agent().ack_receipt(receipt_id=duty)
     await emptied(gate)
-    before = {one["receipt_id"]: one for one in books.receipts(gate)}
-    types = {one["receipt_type"] for one in before.values()}
+    before = {receipt["receipt_id"]: receipt for receipt in books.receipts(gate)}
+    types = {receipt["receipt_type"] for receipt in before.values()}
     books.lose(gate, *types)
 
-    found = await compare(gate)
+    comparison = await compare(gate)
 
-    assert found.differences == {"lost_by_ledger": len(before)}
-    after = {one["receipt_id"]: one for one in books.receipts(gate)}
-    assert all(before[id] == one for id, one in after.items())
+    assert comparison.differences == {"lost_by_ledger": len(before)}
+    after = {receipt["receipt_id"]: receipt for receipt in books.receipts(gate)}
+    assert all(before[id] == receipt for id, receipt in after.items())
     # A delivery proof was said in the lost receipts alone; so is what an anomaly tells.
     gone = sorted(before[id]["receipt_type"] for id in before.keys() - after.keys())
     assert gone == ["system.anomaly", "task.completed", "task.result_ready"]
@@ -186,9 +186,9 @@ async def test_a_changed_receipt_is_told_as_critical_and_stays_as_it_is(gate: Ga
     forged = books.forge(gate, "task.completed")
     before = books.receipts(gate)
 
-    found = await compare(gate)
+    comparison = await compare(gate)
 
-    assert (found.differences, found.sent_again) == ({"tampered": 1}, 0)
+    assert (comparison.differences, comparison.sent_again) == ({"tampered": 1}, 0)
     assert books.receipts(gate) == before
     [(severity, line)] = await audited(gate)
     assert (severity, line["named"]) == ("critical", [f"tampered {forged}"])
@@ -219,9 +219,9 @@ async def test_the_ledgers_list_is_read_in_step_whatever_its_order(
         books.server.call("POST", "/v1/receipts", {**first, "receipt_id": f"of-others-{at}"})
     books.server.call("POST", "/v1/receipts", first)
 
-    found = await compare(gate)
+    comparison = await compare(gate)
 
-    assert (found.differences, found.receipts) == ({}, 16)
+    assert (comparison.differences, comparison.receipts) == ({}, 16)
 
 
 async def test_an_end_without_a_receipt_is_told(gate: Gate) -> None:
@@ -262,9 +262,9 @@ async def test_an_end_that_a_worker_stated_itself_is_found_under_its_own_id(gate
     """Lost, it is only told: it is the worker's word, and not the gate's to say again."""
     await gate.finished()
     await emptied(gate)
-    [end] = [one for one in await gate.backend.page(gate.tenant_id, Rows(Receipt))
-             if one.receipt_type == "task.completed"]
-    theirs = next(one for one in books.receipts(gate) if one["receipt_id"] == end.receipt_id)
+    [end] = [receipt for receipt in await gate.backend.page(gate.tenant_id, Rows(Receipt))
+             if receipt.receipt_type == "task.completed"]
+    theirs = next(receipt for receipt in books.receipts(gate) if receipt["receipt_id"] == end.receipt_id)
     books.lose(gate, "task.completed")
     own = {**theirs, "receipt_id": "of-the-worker", "receipt_key": ""}
     books.server.call("POST", "/v1/receipts", own)
@@ -274,8 +274,8 @@ async def test_an_end_that_a_worker_stated_itself_is_found_under_its_own_id(gate
 
     books.lose(gate, "task.completed")
 
-    found = await compare(gate)
-    assert (found.differences, found.sent_again) == ({"lost_by_ledger": 1}, 0)
+    comparison = await compare(gate)
+    assert (comparison.differences, comparison.sent_again) == ({"lost_by_ledger": 1}, 0)
 
 
 async def test_what_was_erased_here_is_no_difference_and_is_not_sent_again(gate: Gate, books: Books) -> None:
@@ -290,7 +290,7 @@ async def test_what_was_erased_here_is_no_difference_and_is_not_sent_again(gate:
     books.lose(gate, "task.assigned", "task.result_ready", task_id=offer.task_id)
 
     assert (await compare(gate)).differences == {}
-    assert [one["receipt_type"] for one in books.receipts(gate) if one["task_id"] == offer.task_id] == [
+    assert [receipt["receipt_type"] for receipt in books.receipts(gate) if receipt["task_id"] == offer.task_id] == [
         "task.accepted", "task.completed"]
 
 

@@ -77,17 +77,17 @@ async def test_what_others_stated_in_the_ledger_is_in_the_inbox(gate: Gate, ledg
     await emptied(gate)
 
     page = await gate.as_agent().list_receipts()
-    assert [one.receipt_type for one in page.receipts] == ["task.assigned", "plan.made"]
+    assert [receipt.receipt_type for receipt in page.receipts] == ["task.assigned", "plan.made"]
     assert body(page.receipts[1]) == {"says": "the delegate"}
     assert page.receipts[1].tenant_id == gate.tenant_id
     assert type(page.receipts[1]) is ReceiptRecord
-    found = await gate.as_agent().get_receipt(receipt_id=plan["receipt_id"])
-    assert found == page.receipts[1]
+    receipt = await gate.as_agent().get_receipt(receipt_id=plan["receipt_id"])
+    assert receipt == page.receipts[1]
 
     ledger.call("POST", "/v1/receipts", note)
     other = await gate.create()
     later = await gate.as_agent().list_receipts(cursor=page.cursor)
-    assert [(one.receipt_type, one.task_id) for one in later.receipts] == [
+    assert [(receipt.receipt_type, receipt.task_id) for receipt in later.receipts] == [
         ("task.assigned", other), ("plan.changed", None)]
     assert task_id != other
     assert (await gate.as_agent().list_receipts(cursor=later.cursor)).receipts == []
@@ -101,7 +101,7 @@ async def test_an_optional_member_that_is_null_is_absent(gate: Gate, ledger: Led
 
     page = await gate.as_agent().list_receipts()
 
-    assert (page.warnings, [one.receipt_type for one in page.receipts]) == (UNSET, ["plan.made"])
+    assert (page.warnings, [receipt.receipt_type for receipt in page.receipts]) == (UNSET, ["plan.made"])
 
 
 async def test_a_gate_files_its_receipts_under_the_name_of_a_tenant(
@@ -115,8 +115,8 @@ async def test_a_gate_files_its_receipts_under_the_name_of_a_tenant(
     await emptied(gate)
 
     assert (await gate.backend.lag(home)).parked == 0
-    assert {one["receipt_type"] for one in ledger.receipts("tenant-123")} == {"task.assigned", "task.accepted"}
-    assert [bytes(one.body) != b"null" for one in await gate.receipts(offer.task_id)] == [True, True]
+    assert {receipt["receipt_type"] for receipt in ledger.receipts("tenant-123")} == {"task.assigned", "task.accepted"}
+    assert [bytes(receipt.body) != b"null" for receipt in await gate.receipts(offer.task_id)] == [True, True]
 
 
 async def test_pages_go_on_into_what_others_stated(gate: Gate, ledger: LedgerServer) -> None:
@@ -124,15 +124,15 @@ async def test_pages_go_on_into_what_others_stated(gate: Gate, ledger: LedgerSer
         await gate.create()
         ledger.call("POST", "/v1/receipts", stated(gate, "plan.made"))
 
-    found, cursor = list[str](), None
+    types, cursor = list[str](), None
     while True:
         page = await gate.as_agent().list_receipts(limit=2, cursor=cursor)
-        found += [one.receipt_type for one in page.receipts]
+        types += [receipt.receipt_type for receipt in page.receipts]
         if (cursor := page.next_cursor) is None:
             break
         assert page.receipts
 
-    assert found == ["task.assigned"] * 3 + ["plan.made"] * 3
+    assert types == ["task.assigned"] * 3 + ["plan.made"] * 3
 
 
 async def test_nobody_sees_what_is_addressed_to_others_or_another_tenants(gate: Gate, ledger: LedgerServer) -> None:
@@ -154,11 +154,11 @@ async def test_what_others_owe_is_an_open_obligation_until_the_ledger_has_its_en
     ledger.call("POST", "/v1/receipts", theirs)
 
     owed = await gate.owed()
-    assert [one.task_id for one in owed] == [mine, "T-1"]
+    assert [receipt.task_id for receipt in owed] == [mine, "T-1"]
 
     ledger.call("POST", "/v1/receipts", stated(gate, "task.completed", ("service", "delegate"), task_id="T-1",
                                                parents=[theirs["receipt_id"]]))
-    assert [one.task_id for one in await gate.owed()] == [mine]
+    assert [receipt.task_id for receipt in await gate.owed()] == [mine]
 
 
 async def test_the_first_bootstrap_orders_what_others_stated_by_its_arrival(gate: Gate, ledger: LedgerServer) -> None:
@@ -174,7 +174,7 @@ async def test_the_first_bootstrap_orders_what_others_stated_by_its_arrival(gate
 
     async def newest(count: int) -> list[Any]:
         inbox = (await gate.as_agent().bootstrap(max_items=count)).attention.inbox_receipts
-        return [one.task_id or one.receipt_type for one in inbox]
+        return [receipt.task_id or receipt.receipt_type for receipt in inbox]
 
     assert await newest(10) == [before, "plan.ahead", between, "plan.slow"]
     assert await newest(1) == ["plan.slow"]
@@ -193,7 +193,7 @@ async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind
 
     agent, worker = await gate.as_agent().bootstrap(), await gate.as_worker().bootstrap()
 
-    assert [one.receipt_type for one in agent.attention.inbox_receipts] == [
+    assert [receipt.receipt_type for receipt in agent.attention.inbox_receipts] == [
         "plan.made", "task.assigned", "task.result_ready"]       # by the times that they say
     assert (agent.receipt_routing.memorygate_url, agent.receipt_routing.auth_token) == (ledger.url, None)
     assert (worker.receipt_routing.emit_receipts_to, worker.receipt_routing.worker_must_emit_to_memorygate) == (
@@ -266,9 +266,9 @@ async def test_an_unreadable_ledger_is_a_warning_and_never_an_error(
     history = await gate.as_agent().get_task_history(task_id=offer.task_id)
 
     assert page.warnings == [UNREADABLE]
-    assert [(one.task_id, bytes(one.body) != b"null") for one in page.receipts] == [
+    assert [(receipt.task_id, bytes(receipt.body) != b"null") for receipt in page.receipts] == [
         (offer.task_id, False), (offer.task_id, False), (open_one, True)]
-    assert [one.task_id for one in owed.open_obligations] == [open_one]
+    assert [obligation.task_id for obligation in owed.open_obligations] == [open_one]
     assert read_warnings(owed) == (UNREADABLE,)
     assert (welcome.warnings, welcome.receipt_ledger_lag.waiting) == ([UNREADABLE], 1)
     assert len(history.events) == 4
@@ -291,12 +291,12 @@ async def test_a_completion_that_a_worker_wrote_to_the_ledger_ends_the_task_and_
     task = await gate.task(offer.task_id)
     assert (task.status, task.obligation_open) == ("succeeded", False)
     told = await gate.receipts(offer.task_id)
-    assert [one.receipt_type for one in told] == [
+    assert [receipt.receipt_type for receipt in told] == [
         "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
     assert told[2].receipt_id == theirs["receipt_id"]
     assert body(told[2]) == theirs["body"]
     assert told[3].parents == [theirs["receipt_id"]]
-    assert [one["receipt_type"] for one in ledger.receipts(gate.tenant_id)].count("task.completed") == 1
+    assert [receipt["receipt_type"] for receipt in ledger.receipts(gate.tenant_id)].count("task.completed") == 1
     async with gate.unchanged():
         await adopt(gate)
 
@@ -325,15 +325,16 @@ async def test_an_id_that_does_not_order_by_age_is_the_receipts_own_in_the_ledge
 
     assert (await gate.task(offer.task_id)).status == "succeeded"
     told = await gate.receipts(offer.task_id)
-    assert [one.receipt_type for one in told] == [
+    assert [receipt.receipt_type for receipt in told] == [
         "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
-    assert told == sorted(told, key=lambda one: one.receipt_id)     # a reader that follows a cursor misses none
+    assert told == sorted(told, key=lambda receipt: receipt.receipt_id)     # a reader that follows a cursor misses none
     assert body(told[2]) == theirs["body"]
     assert told[3].parents == [theirs["receipt_id"]]
     there = ledger.receipts(gate.tenant_id)
-    assert [one["receipt_id"] for one in there if one["receipt_type"] == "task.completed"] == [theirs["receipt_id"]]
+    assert [receipt["receipt_id"] for receipt in there
+            if receipt["receipt_type"] == "task.completed"] == [theirs["receipt_id"]]
     inbox = await gate.as_admin().list_receipts(task_id=offer.task_id)
-    assert [one.receipt_type for one in inbox.receipts].count("task.completed") == 1
+    assert [receipt.receipt_type for receipt in inbox.receipts].count("task.completed") == 1
     assert (await verify(gate.backend)).problems == []
     assert await gate.anomalies(offer.task_id) == []
 
@@ -394,9 +395,9 @@ async def test_an_acceptance_by_the_lease_protocol_is_the_workers_to_state(gate:
     await gate.as_worker("worker.one").complete(task_id=task_id, lease_id=offer.lease_id, artifacts=ARTIFACTS)
     await emptied(gate)
 
-    assert [one["receipt_type"] for one in ledger.receipts(gate.tenant_id)] == [
+    assert [receipt["receipt_type"] for receipt in ledger.receipts(gate.tenant_id)] == [
         "task.assigned", "task.completed", "task.result_ready"]
-    assert [one.receipt_type for one in await gate.receipts(task_id)] == [
+    assert [receipt.receipt_type for receipt in await gate.receipts(task_id)] == [
         "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
 
 

@@ -42,7 +42,7 @@ def many(*receipts: dict[str, Any]) -> bytes:
 
 async def ids(shelf: Served, query: str = "") -> list[str]:
     page = await shelf.get(f"/v1/receipts{query}")
-    return [one["receipt_id"] for one in page["receipts"]]
+    return [row["receipt_id"] for row in page["receipts"]]
 
 
 async def test_a_receipt_comes_back_byte_by_byte(shelf: Served) -> None:
@@ -82,7 +82,7 @@ async def test_many_are_stored_at_once_and_each_has_its_own_answer(shelf: Served
     sent = many(receipt("r-1"), receipt("r-2"), {"receipt_id": "r-3"}, receipt("r-4"))
     answer = await shelf.post("/v1/receipts", sent)
 
-    told = [(one["receipt_id"], one.get("error", {}).get("error")) for one in answer["results"]]
+    told = [(outcome["receipt_id"], outcome.get("error", {}).get("error")) for outcome in answer["results"]]
     assert told == [("r-1", None), ("r-2", "receipt_id_collision"), ("r-3", "invalid_request"), ("r-4", None)]
     assert await ids(shelf) == ["r-2", "r-1", "r-4"]
 
@@ -95,10 +95,10 @@ async def test_a_reader_that_follows_the_cursor_sees_each_receipt_once_although_
         await shelf.post("/v1/receipts", receipt(f"r-{n:02}"))
         if n % 7 == 0:
             page = await shelf.get("/v1/receipts?limit=5" + (f"&since_receipt_id={cursor}" if cursor else ""))
-            seen += [one["receipt_id"] for one in page["receipts"]]
+            seen += [row["receipt_id"] for row in page["receipts"]]
             cursor = page["cursor"]
     while (page := await shelf.get(f"/v1/receipts?limit=5&since_receipt_id={cursor}"))["receipts"]:
-        seen += [one["receipt_id"] for one in page["receipts"]]
+        seen += [row["receipt_id"] for row in page["receipts"]]
         cursor = page["cursor"]
 
     assert seen == [f"r-{n:02}" for n in range(30, 0, -1)]
@@ -126,7 +126,7 @@ async def test_a_chain_leads_from_a_receipt_to_all_that_caused_it(shelf: Served)
 
     chain = await shelf.get("/v1/receipts/completed/chain")
 
-    assert [one["receipt_id"] for one in chain["chain"]] == ["completed", "accepted", "assigned", "plan"]
+    assert [row["receipt_id"] for row in chain["chain"]] == ["completed", "accepted", "assigned", "plan"]
     assert chain["missing"] == ["lost"]
     assert (await shelf.call("GET", "/v1/receipts/lost/chain")).status == 404
 
@@ -161,7 +161,7 @@ async def test_a_tenant_is_named_by_its_id_or_its_name(shelf: Served) -> None:
 
     assert (unknown.status, unknown.json()["error"]) == (404, "tenant_not_found")
     assert (foreign.status, foreign.json()["error"]) == (403, "tenant_mismatch")
-    assert {one["receipt_id"] for one in both["results"]} == {"r-4"}
+    assert {outcome["receipt_id"] for outcome in both["results"]} == {"r-4"}
     assert await ids(shelf, "?tenant=tenant-123") == await ids(shelf, f"?tenant={made}") == ["r-1", "r-2", "r-4"]
     assert (await shelf.get("/v1/receipts/r-1?tenant=tenant-123"))["tenant_id"] == "tenant-123"
     assert await ids(shelf) == await ids(shelf, "?tenant=default") == []
@@ -179,7 +179,7 @@ async def test_a_credential_states_its_own_receipts_and_reads_its_own_inbox(shel
 
     assert (forged.status, forged.json()["error"]) == (403, "forbidden")
     inbox = await shelf.get("/v1/receipts", token=ada)
-    assert [one["receipt_id"] for one in inbox["receipts"]] == ["r-1"]
+    assert [row["receipt_id"] for row in inbox["receipts"]] == ["r-1"]
     assert (await shelf.get("/v1/receipts", token=worker))["receipts"] == []
     assert (await shelf.call("GET", "/v1/receipts?to_id=bob", token=ada)).status == 403
     assert (await shelf.call("GET", "/v1/receipts", token=None)).status == 401
@@ -218,7 +218,7 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
     await shelf.post("/v1/receipts", many(*(receipt(f"r-{n}") for n in (3, 1, 2))))
     assert await sealer.run() == 1
     assert (await verify_ledger(shelf.backend)).problems == []
-    [entry] = [one for one in await shelf.backend.page(shelf.tenant_id, Rows(Entry)) if one.receipt_id == "r-1"]
+    [entry] = [row for row in await shelf.backend.page(shelf.tenant_id, Rows(Entry)) if row.receipt_id == "r-1"]
 
     class Tampered(Around):
         """The same database, and somebody has changed one word in it."""
@@ -227,12 +227,12 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
             rows = await shelf.backend.page(tenant_id, query)
             if not isinstance(query, EntryFilter):
                 return rows
-            return [replace(one, content=one.content.replace("plan", "plot")) if one == entry else one for one in rows]
+            return [replace(row, content=row.content.replace("plan", "plot")) if row == entry else row for row in rows]
 
-    found = await verify_ledger(Tampered(shelf.backend))
+    report = await verify_ledger(Tampered(shelf.backend))
 
-    assert (found.seals, found.receipts, found.unsealed) == (1, 3, 0)
-    assert [entry.arrival in problem for problem in found.problems] == [True]
+    assert (report.seals, report.receipts, report.unsealed) == (1, 3, 0)
+    assert [entry.arrival in problem for problem in report.problems] == [True]
 
 
 async def key(shelf: Served, kind: str, id: str, role: str) -> str:
@@ -249,7 +249,7 @@ async def test_a_ledger_says_who_stated_a_receipt_whatever_the_receipt_says(shel
     await shelf.post("/v1/receipts", forged)
 
     page = await shelf.get("/v1/receipts")
-    assert [one["receipt_id"] for one in page["receipts"]] == ["r-1", "r-2"]
+    assert [row["receipt_id"] for row in page["receipts"]] == ["r-1", "r-2"]
     assert page["stated_by"] == [{"kind": "worker", "id": "w1"}, {"kind": "system", "id": "asyncgate"}]
 
 
@@ -265,7 +265,7 @@ async def test_with_task_id_who_takes_part_in_a_task_reads_its_whole_story(shelf
 
     async def seen(token: str, query: str) -> list[str]:
         page = await shelf.get(f"/v1/receipts{query}", token=token)
-        return [one["receipt_id"] for one in page["receipts"]]
+        return [row["receipt_id"] for row in page["receipts"]]
 
     assert await seen(ada, "?task_id=T-1") == ["r-1", "r-2", "r-3", "let-eve-in", "let-bob-in"]
     assert await seen(ada, "") == ["r-1"]
@@ -296,7 +296,7 @@ async def test_a_ledger_has_tools_under_memorygates_name(shelf: Served, spelling
     listed = await called("list_receipts", task_id="T-1")
 
     assert stored["result"]["results"][0]["receipt_id"] == "r-1"
-    assert [one.get("replay", False) for one in again["result"]["results"]] == [True, False]
+    assert [outcome.get("replay", False) for outcome in again["result"]["results"]] == [True, False]
     assert forged["result"]["results"][0]["error"]["error"] == "forbidden"
     assert listed["result"]["receipts"] == [mine, other]
     assert listed["result"]["stated_by"][0] == {"kind": "worker", "id": "w1"}

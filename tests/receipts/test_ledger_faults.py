@@ -121,30 +121,31 @@ async def run(server: GateServer, tasks: int, beside: GateServer | None = None, 
 def stories(receipts: list[dict[str, Any]]) -> Counter[str]:
     """What was said of each task, in order, without ids and times."""
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for one in receipts:
-        tasks.setdefault(one["task_id"], []).append(one)
+    for receipt in receipts:
+        tasks.setdefault(receipt["task_id"], []).append(receipt)
     return Counter(story(mine) for mine in tasks.values())
 
 
 def story(receipts: list[dict[str, Any]]) -> str:
-    places = {one["receipt_id"]: f"#{at}" for at, one in enumerate(receipts)}
-    names = {**places, receipts[0]["task_id"]: "TASK", **{one["lease_id"]: "LEASE" for one in receipts
-                                                          if one["lease_id"]}}
-    told = [[one["receipt_type"], one["from"]["kind"], one["to"]["kind"], one["parents"], one["lease_id"], one["body"]]
-            for one in receipts]
-    return re.sub("|".join(map(re.escape, names)), lambda found: names[found[0]], json.dumps(told, sort_keys=True))
+    places = {receipt["receipt_id"]: f"#{at}" for at, receipt in enumerate(receipts)}
+    names = {**places, receipts[0]["task_id"]: "TASK", **{receipt["lease_id"]: "LEASE" for receipt in receipts
+                                                          if receipt["lease_id"]}}
+    told = [[receipt["receipt_type"], receipt["from"]["kind"], receipt["to"]["kind"], receipt["parents"],
+             receipt["lease_id"], receipt["body"]]
+            for receipt in receipts]
+    return re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], json.dumps(told, sort_keys=True))
 
 
 async def all_receipts(server: GateServer) -> list[dict[str, Any]]:
     """All receipts, as the gate shows them."""
-    client, found, cursor = Client(server, "a0"), list[dict[str, Any]](), ""
+    client, receipts, cursor = Client(server, "a0"), list[dict[str, Any]](), ""
     while True:
         status, page = await client.http("GET", "/v1/receipts", {"limit": 200, "cursor": cursor})
         assert status == 200, page
-        found += page["receipts"]
+        receipts += page["receipts"]
         if not (cursor := page["next_cursor"]):
             await client.aclose()
-            return found
+            return receipts
 
 
 async def alone(tasks: int, lanes: range = range(LANES)) -> list[dict[str, Any]]:
@@ -201,7 +202,7 @@ async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalo
     expected = await alone(tasks)
     record_property("ledger", f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
     print(f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
-    assert len({one["receipt_id"] for one in there}) == len(there)
+    assert len({receipt["receipt_id"] for receipt in there}) == len(there)
     assert stories(there) == stories(expected)
     assert stories(shown) == stories(expected)
     assert kills > 0
@@ -269,7 +270,7 @@ async def test_a_ledger_that_is_away_costs_no_answer_and_is_told_of(
         lag = await told(server)
 
         assert lag["waiting"] == len(shown) > 0
-        assert all(one["body"] for one in shown)        # what waits is here
+        assert all(receipt["body"] for receipt in shown)        # what waits is here
 
 
 async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_it_is_back(
@@ -289,5 +290,5 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
             there = books.receipts(TENANT)
         await agent.aclose()
 
-    assert stories([one for one in there if one["body"].get("type") != "probe"]) == stories(
+    assert stories([receipt for receipt in there if receipt["body"].get("type") != "probe"]) == stories(
         await alone(2 * LANES))

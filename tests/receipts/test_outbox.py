@@ -37,12 +37,13 @@ async def test_every_receipt_waits_whole_and_leaves_a_skeleton(gate: Gate) -> No
     stored = await gate.backend.page(gate.tenant_id, Rows(Receipt))
 
     types = ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
-    assert [one["receipt_type"] for one in waiting] == types
-    assert [(one["receipt_id"], one["receipt_key"], one["hash"], one["parents"]) for one in waiting] == [
+    assert [receipt["receipt_type"] for receipt in waiting] == types
+    assert [(receipt["receipt_id"], receipt["receipt_key"], receipt["hash"], receipt["parents"])
+            for receipt in waiting] == [
         (row.receipt_id, row.receipt_key, row.hash, list(row.parents)) for row in stored]
     assert {row.body for row in stored} == {""}
     assert waiting[2]["body"]["artifacts"] == [{"uri": "file:///out"}]
-    assert {one["task_id"] for one in waiting} == {offer.task_id}
+    assert {receipt["task_id"] for receipt in waiting} == {offer.task_id}
 
 
 async def test_a_receipt_that_was_written_before_is_not_sent_again(gate: Gate) -> None:
@@ -63,7 +64,7 @@ async def test_what_a_step_takes_back_is_not_sent(gate: Gate) -> None:
                                                      {"type": "demo", "payload": None, "tenant_id": "another"}])
 
     assert [item.error is None for item in made.results] == [True, False]
-    assert [one["task_id"] for one in await outbox(gate)] == [made.results[0].task_id]
+    assert [receipt["task_id"] for receipt in await outbox(gate)] == [made.results[0].task_id]
 
 
 async def test_a_release_can_be_repeated_although_its_receipt_has_left_its_body(gate: Gate) -> None:
@@ -74,7 +75,7 @@ async def test_a_release_can_be_repeated_although_its_receipt_has_left_its_body(
     again = await gate.as_worker("w1").release_lease(**under(first))
 
     assert (again.ok, again.requeued) == (True, True)
-    assert len([one for one in await outbox(gate) if one["receipt_type"] == "lease.expired"]) == 1
+    assert len([receipt for receipt in await outbox(gate) if receipt["receipt_type"] == "lease.expired"]) == 1
 
 
 async def test_what_waits_is_counted_for_each_tenant(gate: Gate) -> None:
@@ -83,7 +84,8 @@ async def test_what_waits_is_counted_for_each_tenant(gate: Gate) -> None:
     await other.leased()
 
     assert {gate.tenant_id, other.tenant_id} <= set(await gate.backend.unsent())
-    assert [(lag.waiting, lag.parked) for lag in [await gate.backend.lag(one.tenant_id) for one in (gate, other)]] == [
+    assert [(lag.waiting, lag.parked)
+            for lag in [await gate.backend.lag(peer.tenant_id) for peer in (gate, other)]] == [
         (1, 0), (2, 0)]
 
 

@@ -55,10 +55,10 @@ async def opened(url: str) -> AsyncIterator[Any]:
 
 
 async def rows(backend: Any, table: Any, tenant_id: str) -> list[Any]:
-    found: list[Any] = []
-    while page := await backend.page(tenant_id, Rows(table, export_key(found[-1]) if found else "")):
-        found += page
-    return found
+    records: list[Any] = []
+    while page := await backend.page(tenant_id, Rows(table, export_key(records[-1]) if records else "")):
+        records += page
+    return records
 
 
 async def live(gate: Gate) -> dict[str, str]:
@@ -218,7 +218,7 @@ async def test_what_the_old_gate_could_not_tell_any_more_is_told_now(gate: Gate,
     """The ledger has a task.completed, and the gate died before its task.result_ready was sent."""
     offer = await gate.finished()
     await emptied(gate)
-    away = replace_tenant(ledger, gate, lambda one: one["receipt_type"] != "task.result_ready")
+    away = replace_tenant(ledger, gate, lambda receipt: receipt["receipt_type"] != "task.result_ready")
 
     result = await rebuilt(away, target)
 
@@ -226,19 +226,19 @@ async def test_what_the_old_gate_could_not_tell_any_more_is_told_now(gate: Gate,
     async with opened(target) as backend:
         new = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), away.tenant_id)
         [waiting] = await backend.page(away.tenant_id, OutboxFilter("", 10))
-        said = json.loads(waiting.content)
-        assert said["receipt_type"] == "task.result_ready"
-        assert said["body"] == {"status": "succeeded", "result_payload": {"ok": True}, "schema_version": "1",
-                                "artifacts": [{"uri": "file:///out"}]}
+        receipt = json.loads(waiting.content)
+        assert receipt["receipt_type"] == "task.result_ready"
+        assert receipt["body"] == {"status": "succeeded", "result_payload": {"ok": True}, "schema_version": "1",
+                                   "artifacts": [{"uri": "file:///out"}]}
         assert (await new.task(offer.task_id)).status == "succeeded"
 
 
 def replace_tenant(ledger: LedgerServer, gate: Gate, wanted: Callable[[dict[str, Any]], bool]) -> Gate:
     """Let the ledger have some of the receipts of a gate under another tenant."""
     other = gate.stranger()
-    for one in ledger.receipts(gate.tenant_id):
-        if wanted(one):
-            ledger.call("POST", "/v1/receipts", {**one, "tenant_id": other.tenant_id})
+    for receipt in ledger.receipts(gate.tenant_id):
+        if wanted(receipt):
+            ledger.call("POST", "/v1/receipts", {**receipt, "tenant_id": other.tenant_id})
     return other
 
 
@@ -292,10 +292,10 @@ async def test_an_exported_file_makes_a_gate_that_keeps_its_receipts_whole(gate:
     assert result.exit_code == 0, result.output
     async with opened(target) as backend:
         kept = await rows(backend, Receipt, gate.tenant_id)
-        assert all(one.body for one in kept)
+        assert all(receipt.body for receipt in kept)
         assert len(kept) == len(await rows(gate.backend, Receipt, gate.tenant_id))
         new = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), gate.tenant_id)
-        assert {one.task_id for one in await new.owed()} == {one.task_id for one in await gate.owed()}
+        assert {receipt.task_id for receipt in await new.owed()} == {receipt.task_id for receipt in await gate.owed()}
         assert (await new.task(made["failed"])).status == "failed"
 
 
@@ -387,12 +387,12 @@ async def test_a_damaged_receipt_is_named_and_stops_it_unless_it_is_left_out(gat
                                                                               fresh: Kinds) -> None:
     offer = await gate.finished()
     await emptied(gate)
-    damaged = [one["receipt_id"] for one in ledger.receipts(gate.tenant_id)
-               if one["receipt_type"] == "task.result_ready"]
+    damaged = [receipt["receipt_id"] for receipt in ledger.receipts(gate.tenant_id)
+               if receipt["receipt_type"] == "task.result_ready"]
     other = gate.stranger()
-    for one in ledger.receipts(gate.tenant_id):
-        body = {**one["body"], "status": "failed"} if one["receipt_id"] in damaged else one["body"]
-        ledger.call("POST", "/v1/receipts", {**one, "body": body, "tenant_id": other.tenant_id})
+    for receipt in ledger.receipts(gate.tenant_id):
+        body = {**receipt["body"], "status": "failed"} if receipt["receipt_id"] in damaged else receipt["body"]
+        ledger.call("POST", "/v1/receipts", {**receipt, "body": body, "tenant_id": other.tenant_id})
 
     stopped = await rebuilt(other, await fresh("sqlite"))
     went_on = await rebuilt(other, url := await fresh("sqlite"), skip_damaged=True)
@@ -409,7 +409,7 @@ async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, led
                                                                  fresh: Kinds) -> None:
     await gate.finished()
     await emptied(gate)
-    other = replace_tenant(ledger, gate, lambda one: one["receipt_type"] != "task.assigned")
+    other = replace_tenant(ledger, gate, lambda receipt: receipt["receipt_type"] != "task.assigned")
 
     result = await rebuilt(other, url := await fresh("sqlite"))
 
@@ -420,10 +420,10 @@ async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, led
 
 
 def test_what_is_collected_is_read_page_by_page_and_what_is_damaged_is_named(tmp_path: Path, receipts: Any) -> None:
-    collected, one = Collected(), Receipt(
+    collected, receipt = Collected(), Receipt(
         "", "k", "task.progress", 1.0, "worker", "w", "asyncgate", "g", "t", None, None, "g", "", "{}")
     for start in range(0, 3000, 500):
-        collected.add([replace(one, receipt_id=f"{n:06}") for n in range(start, start + 500)])
+        collected.add([replace(receipt, receipt_id=f"{n:06}") for n in range(start, start + 500)])
 
     assert collected.count() == len([*collected.all()]) == 3000
     assert [row.receipt_id for row in collected.all()] == sorted(f"{n:06}" for n in range(3000))
@@ -485,7 +485,7 @@ async def test_what_was_never_committed_comes_back_as_nothing(gate: Gate, ledger
     """A strict gate withdraws it in the ledger, where receipts stay."""
     done = await gate.finished()
     await emptied(gate)
-    [duty] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.assigned"]
+    [duty] = [receipt for receipt in ledger.receipts(gate.tenant_id) if receipt["receipt_type"] == "task.assigned"]
     ghost = Receipt(Ids().new(gate.now()), "a key", "task.assigned", gate.now(), "agent", "ada", "agent", "ada",
                     "a-task", None, None, "asyncgate-1", "", json.dumps(duty["body"]))
     begun = gate.ledger.sink.render(gate.tenant_id, replace(ghost, hash=computed_hash(ghost)), None) or b""

@@ -47,20 +47,23 @@ async def test_what_was_erased_is_rebuilt_as_erased(
     result = await asyncio.to_thread(CliRunner().invoke, main, arguments, prog_name="asyncgate")
 
     assert result.exit_code == 0, result.output
-    erased = {one.receipt_id for one in receipts if read_note(one.body)}
+    erased = {receipt.receipt_id for receipt in receipts if read_note(receipt.body)}
     assert len(erased) > 5
     assert json.loads(result.stdout)["rebuilt"]["erased"] == len(erased)
     backend = await open_backend(target, serving=True)
     try:
         new = Gate(Engine(backend, Settings()), gate.tenant_id)
         kept = await exported(new)
-        assert {one.receipt_id for one in kept if read_note(one.body)} == erased
-        assert [receipt_digest(one) for one in kept] == [receipt_digest(one) for one in receipts]
+        assert {receipt.receipt_id for receipt in kept if read_note(receipt.body)} == erased
+        assert [receipt_digest(receipt) for receipt in kept] == [receipt_digest(receipt) for receipt in receipts]
         assert await problems_of(new) == []
-        assert [one.receipt_id for one in await new.owed()] == [one.receipt_id for one in await gate.owed()]
+        assert [receipt.receipt_id for receipt in await new.owed()] == [receipt.receipt_id
+                                                                        for receipt in await gate.owed()]
         assert ((await new.task(theirs)).status, (await new.task(failing)).status) == ("succeeded", "failed")
         assert await backend.task(gate.tenant_id, gone) is None
-        told = [one for one in await backend.page(gate.tenant_id, Rows(Event)) if one.event_type == "task.rebuilt"]
-        assert [("result" in one.payload, "error" in one.payload) for one in told] == [(True, False), (False, True)]
+        told = [event for event in await backend.page(gate.tenant_id, Rows(Event))
+                if event.event_type == "task.rebuilt"]
+        assert [("result" in event.payload, "error" in event.payload) for event in told] == [(True, False),
+                                                                                             (False, True)]
     finally:
         await backend.close()

@@ -100,15 +100,16 @@ async def settled(gate: Served) -> None:
 
 def chains_are_whole(ledger: StandIn) -> None:
     """See that each receipt there was caused by another one there, up to the acceptance that nothing there caused."""
-    for one in ledger.receipts.values():
-        if one["caused_by_receipt_id"] != "NA":
-            assert one["caused_by_receipt_id"] in ledger.receipts, one
+    for receipt in ledger.receipts.values():
+        if receipt["caused_by_receipt_id"] != "NA":
+            assert receipt["caused_by_receipt_id"] in ledger.receipts, receipt
         else:
-            assert one["metadata"]["receipt_type"] == "task.accepted", one
+            assert receipt["metadata"]["receipt_type"] == "task.accepted", receipt
 
 
 def phases(ledger: StandIn, task_id: str) -> list[tuple[str, str]]:
-    return [(one["phase"], one["status"]) for one in ledger.receipts.values() if one["task_id"] == task_id]
+    return [(receipt["phase"], receipt["status"]) for receipt in ledger.receipts.values()
+            if receipt["task_id"] == task_id]
 
 
 async def complete(gate: Served, offer: dict[str, Any], worker: str = "w1", **more: Any) -> None:
@@ -200,7 +201,7 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
     chains_are_whole(ledger)
     assert ledger.list_inbox("ada")["count"] == 0
     assert (await gate.get("/v1/obligations/open?principal_id=ada"))["open_obligations"] == []
-    assert {problem for one in ledger.receipts.values() for problem in problems(one, ledger.dialect)} == set()
+    assert {problem for receipt in ledger.receipts.values() for problem in problems(receipt, ledger.dialect)} == set()
     assert set(ledger.refusals) == ({"validation_failed"} if ledger.dialect == "1.0" else set())    # to find that out
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
 
@@ -245,7 +246,8 @@ async def test_what_the_ledger_refuses_is_parked_and_told_and_the_rest_goes_on(
     assert phases(ledger, good["task_id"]) == [("accepted", "NA")]
     assert (await gate.backend.lag(gate.tenant_id)).parked == 7
     anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly")
-    assert [(one["body"]["kind"], one["body"]["details"]["receipt_type"]) for one in anomalies["receipts"]] == [
+    assert [(receipt["body"]["kind"], receipt["body"]["details"]["receipt_type"])
+            for receipt in anomalies["receipts"]] == [
         ("receipt_refused", "task.accepted")] * 7
 
 
@@ -283,7 +285,7 @@ async def test_a_notary_follows_custody_to_the_end(standing: tuple[StandIn, str]
 
     assert ledger.refusals == []
     assert set(ledger.custody) == {offer["obligation_receipt_id"] for offer in (done, canceled, vague)}
-    assert all(one.closed for one in ledger.custody.values())
+    assert all(custody.closed for custody in ledger.custody.values())
 
 
 async def fail(gate: Served, offer: dict[str, Any], worker: str, *, retryable: bool) -> None:
@@ -325,7 +327,7 @@ async def test_a_notary_hands_on_what_a_lost_worker_had_and_the_next_one_ends_it
 
     assert ledger.refusals == []
     assert len(ledger.custody) == 6
-    assert all(one.closed for one in ledger.custody.values())
+    assert all(custody.closed for custody in ledger.custody.values())
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
     chains_are_whole(ledger)
 
@@ -395,12 +397,14 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     ledger.serial_seconds = 0.0
     await settled(gate)
 
-    leases = {one.task_id: one.worker_id for one in (await gate.stored())["Lease"] if one.ending == "live"}
+    leases = {lease.task_id: lease.worker_id for lease in (await gate.stored())["Lease"] if lease.ending == "live"}
     if dialect == "1.1":
-        tasks = {one.duty: one.task_id for one in (await gate.stored())["Task"]}
-        held = {tasks[id]: one.custodian for id, one in ledger.custody.items() if one.custodian != "asyncgate"}
+        tasks = {task.duty: task.task_id for task in (await gate.stored())["Task"]}
+        held = {tasks[id]: custody.custodian for id, custody in ledger.custody.items()
+                if custody.custodian != "asyncgate"}
     else:
-        held = {one["task_id"]: leases.get(one["task_id"], "nobody") for one in ledger.list_inbox("ada")["receipts"]}
+        held = {receipt["task_id"]: leases.get(receipt["task_id"], "nobody")
+                for receipt in ledger.list_inbox("ada")["receipts"]}
     assert held == leases
     assert ledger.denied == [] or dialect == "1.0"
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
@@ -423,7 +427,7 @@ async def test_a_notary_lets_the_next_worker_have_what_was_never_granted(
         await complete(gate, await claim(gate, "w2"), "w2", artifacts=FILE)
 
     assert ledger.refusals == []
-    assert [one.closed for one in ledger.custody.values()] == [True]
+    assert [custody.closed for custody in ledger.custody.values()] == [True]
 
 
 async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
@@ -443,7 +447,7 @@ async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
     assert (lost.status, again.status) == (503, 200)
     assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
     assert ledger.refusals == []
-    ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
+    ended = next(receipt for receipt in (await gate.stored())["Receipt"] if receipt.receipt_type == "task.completed")
     assert ended.receipt_id in ledger.receipts
 
 
@@ -563,7 +567,7 @@ async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandI
     assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
     assert ledger.refusals == []
     history = await gate.get(f"/v1/tasks/{offer['task_id']}/history")
-    assert [one["payload"]["receipt_id"] for one in history["events"] if one["event_type"] == "task.adopted"] == [
+    assert [event["payload"]["receipt_id"] for event in history["events"] if event["event_type"] == "task.adopted"] == [
         "end-by-w1"]
     assert (await gate.get("/v1/config"))["worker_completion"] == "gate_or_ledger"
     assert (await verify(gate.backend)).problems == []
@@ -577,7 +581,7 @@ async def test_a_task_that_the_ledger_does_not_show_holds_up_no_other_one(
     gate = await serving(ledger=patient(standing[1]))
     ended, hidden = await gate.leased(), await gate.leased()       # newer tasks are looked at first
     await settled(gate)
-    (accepted,) = [one for one in ledger.receipts.values() if one["task_id"] == ended["task_id"]]
+    (accepted,) = [receipt for receipt in ledger.receipts.values() if receipt["task_id"] == ended["task_id"]]
     show = ledger.list_task_receipts
 
     def show_all_but_one(task_id: str, **more: Any) -> Any:
@@ -587,7 +591,7 @@ async def test_a_task_that_the_ledger_does_not_show_holds_up_no_other_one(
     assert "result" in await ends_itself(standing[1], accepted, "key of w1")
     await looked(gate)
 
-    statuses = [(await gate.get(f"/v1/tasks/{one['task_id']}"))["status"] for one in (ended, hidden)]
+    statuses = [(await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] for offer in (ended, hidden)]
     assert statuses == ["succeeded", "leased"]
 
 
@@ -624,7 +628,7 @@ async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_no
 
     assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
     anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly&to_kind=agent")
-    assert [one["body"]["kind"] for one in anomalies["receipts"]] == ["ledger_receipt_rejected"]
+    assert [receipt["body"]["kind"] for receipt in anomalies["receipts"]] == ["ledger_receipt_rejected"]
 
 
 async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
@@ -632,8 +636,8 @@ async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
     assert gate.gate.ledger
     sink = gate.gate.ledger.sink
     compared = await compare_all(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)
-    with contextlib.closing(compared) as found:
-        return dict(found.counts)
+    with contextlib.closing(compared) as findings:
+        return dict(findings.counts)
 
 
 async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_can(
@@ -647,7 +651,7 @@ async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_
     await settled(gate)
     assert await kinds(gate) == {}
 
-    lost = next(one["receipt_id"] for one in ledger.receipts.values() if one["phase"] == "complete")
+    lost = next(receipt["receipt_id"] for receipt in ledger.receipts.values() if receipt["phase"] == "complete")
     del ledger.receipts[lost], ledger.hashes[lost]
     duty = (await gate.get(f"/v1/tasks/{other['task_id']}"))["obligation_receipt_id"]
     stray = {**accepted, "receipt_id": "stray", "task_id": other["task_id"],
@@ -674,7 +678,7 @@ async def test_upkeep_sends_again_what_the_ledger_lost_and_only_tells_what_else_
     for _ in range(3):
         await complete(gate, await gate.leased(), artifacts=FILE)
     await settled(gate)
-    first, *_, last = [one for one in ledger.receipts.values() if one["phase"] == "complete"]
+    first, *_, last = [receipt for receipt in ledger.receipts.values() if receipt["phase"] == "complete"]
     del ledger.receipts[last["receipt_id"]], ledger.hashes[last["receipt_id"]]
     first["metadata"]["hash"] = "another"
     gate.backend.skew += comparing.SETTLED_SECONDS + 1
@@ -738,7 +742,7 @@ async def test_another_end_of_an_ended_task_is_restated_as_overtaken(ledger: Sta
     offer = await gate.leased()
     await complete(gate, offer, artifacts=FILE)
     await settled(gate)
-    real = next(one for one in ledger.receipts.values() if one["phase"] == "complete")
+    real = next(receipt for receipt in ledger.receipts.values() if receipt["phase"] == "complete")
     ledger.receipts["other"] = {**real, "receipt_id": "other", "status": "failure"}
     before = phases(ledger, offer["task_id"])
     assert await kinds(gate) == {"ended_twice": 1}
@@ -747,7 +751,7 @@ async def test_another_end_of_an_ended_task_is_restated_as_overtaken(ledger: Sta
 
     assert await kinds(gate) == {}
     anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly")
-    assert [one["body"]["details"]["receipt_id"] for one in anomalies["receipts"]] == ["other"]
+    assert [receipt["body"]["details"]["receipt_id"] for receipt in anomalies["receipts"]] == ["other"]
     await settled(gate)
     assert phases(ledger, offer["task_id"]) == before       # it has no form for this
 
@@ -768,9 +772,10 @@ async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_na
     await complete(gate, {"task_id": made["task_id"], "lease_id": second["lease_id"]}, worker, artifacts=FILE)
     await settled(gate)
 
-    for one in ledger.receipts.values():
-        assert one["caused_by_receipt_id"] in {"NA", *ledger.receipts}, one
-    assert [one["from_principal"] for one in ledger.receipts.values() if one["phase"] == "complete"] == [worker]
+    for receipt in ledger.receipts.values():
+        assert receipt["caused_by_receipt_id"] in {"NA", *ledger.receipts}, receipt
+    assert [receipt["from_principal"] for receipt in ledger.receipts.values()
+            if receipt["phase"] == "complete"] == [worker]
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
 
 

@@ -222,13 +222,13 @@ def test_with_digests_no_content_is_told() -> None:
     task = replace(TASK, payload='{"secret":"payload"}', handed=Handed(0, "x0", None).text)
     ended = completed(result_payload={"secret": 1}, result_summary="secret", error="secret",
                       artifacts=[{"note": "secret"}], delivery_proof={"secret": True}, attempt=0)
-    kept = [ledger_receipt(TENANT, one, task, LEASE, digests=True) or b"" for one in (
+    kept = [ledger_receipt(TENANT, receipt, task, LEASE, digests=True) or b"" for receipt in (
         ended, replace(ended, receipt_type="task.accepted"), replace(ended, receipt_type="task.failed"))]
 
     assert b"secret" not in b"".join(kept)
     told(ended, task, LEASE, digests=True)
-    said = json.loads(json.loads(kept[0])["outcome_text"])
-    assert set(said["result_payload"]) == {"truncated", "sha256", "bytes"}
+    outcome = json.loads(json.loads(kept[0])["outcome_text"])
+    assert set(outcome["result_payload"]) == {"truncated", "sha256", "bytes"}
     assert json.loads(kept[0])["inputs"]["payload"]["sha256"] == hashlib.sha256(task.payload.encode()).hexdigest()
 
 
@@ -277,10 +277,10 @@ def test_an_artifact_is_found_in_the_shape_of_every_peer(artifacts: Any, wanted:
 
 
 def test_checksum_and_size_are_told_when_they_are_given() -> None:
-    found = first_located([{"uri": "a", "etag": "e", "bytes": "12"}])
+    pointer = first_located([{"uri": "a", "etag": "e", "bytes": "12"}])
 
-    assert found is not None
-    assert (found.checksum, found.size) == ("e", 12)
+    assert pointer is not None
+    assert (pointer.checksum, pointer.size) == ("e", 12)
 
 
 @pytest.mark.parametrize("artifacts", [[{"note": "in the drawer"}], [7], [{"uri": ""}], [{"uri": 5}], [["NA"]],

@@ -71,7 +71,7 @@ async def test_the_dialect_is_found_out_once_and_remembered(ledger: StandIn, url
     assert list(ledger.receipts) == ["r0", "r1", "r2"]
     assert sink.dialect == ledger.dialect
     assert len(ledger.submitted) == (4 if ledger.dialect == "1.0" else 3)
-    assert {"obligation_id" in one for one in ledger.receipts.values()} == {ledger.dialect == "1.1"}
+    assert {"obligation_id" in receipt for receipt in ledger.receipts.values()} == {ledger.dialect == "1.1"}
 
 
 async def test_a_ledger_that_changes_its_dialect_is_followed(ledger: StandIn, url: str, sink_to: Open) -> None:

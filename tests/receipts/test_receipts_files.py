@@ -85,12 +85,12 @@ def test_what_goes_out_verifies_and_comes_in_as_it_was(gate: Http, other: Http, 
     came = good(run("import", tmp_path / name, other))
     good(run("export", tmp_path / "again.jsonl", other))
 
-    found = receipts(tmp_path / name)
-    assert len(found) >= 25
-    assert f"{len(found)} receipts under" in out.output
+    rows = receipts(tmp_path / name)
+    assert len(rows) >= 25
+    assert f"{len(rows)} receipts under" in out.output
     assert checked.output.endswith(": sound\n")
-    assert f"{len(found)} imported, 0 existed already, 0 refused" in came.output
-    assert [replace(one, delivered_at=None) for one in receipts(tmp_path / "again.jsonl")] == found
+    assert f"{len(rows)} imported, 0 existed already, 0 refused" in came.output
+    assert [replace(receipt, delivered_at=None) for receipt in receipts(tmp_path / "again.jsonl")] == rows
     assert gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True
     assert not (tmp_path / f"{name}.partial").exists()
 
@@ -296,7 +296,7 @@ def test_what_was_erased_verifies_and_is_imported_as_erased(
     assert "3 receipts of the file were erased, and stay so" in came.output
     assert "3 receipts say that they were erased" in good(run("verify", again)).output
     assert '"ada"' not in again.read_text()     # as a whole word: a digest may have these letters, too
-    assert [one.parents for one in receipts(again)] == [one.parents for one in receipts(file)]
+    assert [receipt.parents for receipt in receipts(again)] == [receipt.parents for receipt in receipts(file)]
     [ended] = other.call("list_erasures")["erasures"]
     assert ended["changes"] == [{"table": "receipts", "changed": 3, "deleted": 0}]
 
@@ -360,9 +360,9 @@ def test_a_file_that_unpacks_to_far_more_than_it_is_is_not_read_to_its_end(
 
 @pytest.mark.parametrize("body", ["漢" * 21_000, '"' * 32_000], ids=["letters of three bytes", "escaped quotes"])
 def test_what_an_import_sends_at_once_fits_into_one_request(file: Path, tmp_path: Path, body: str) -> None:
-    one = replace(receipts(file)[0], body=msgspec.json.encode({"text": body}).decode())
+    receipt = replace(receipts(file)[0], body=msgspec.json.encode({"text": body}).decode())
     path = tmp_path / "large.jsonl.gz"
-    path.write_bytes(pack_receipts(Header("asyncgate-receipts", "t"), [one] * 120))
+    path.write_bytes(pack_receipts(Header("asyncgate-receipts", "t"), [receipt] * 120))
 
     sizes = [len(msgspec.json.encode({"receipts": batch})) for batch in carry.encode_batches(str(path))]
 
@@ -372,5 +372,5 @@ def test_what_an_import_sends_at_once_fits_into_one_request(file: Path, tmp_path
 def test_what_an_import_weighs_is_what_it_sends(file: Path) -> None:
     [batch] = carry.encode_batches(str(file))
 
-    assert [type(one) for one in batch] == [msgspec.Raw] * len(receipts(file))      # encoded once, and sent so
+    assert [type(raw) for raw in batch] == [msgspec.Raw] * len(receipts(file))      # encoded once, and sent so
     assert msgspec.json.decode(msgspec.json.encode(batch), type=list[Receipt]) == receipts(file)

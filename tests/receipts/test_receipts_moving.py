@@ -80,7 +80,7 @@ class Moving:
         """Run a command with the settings of the gate."""
         given = {"receipt_mode": mode, "ledger.url": self.ledger.url, "ledger.auth_token": self.ledger.token,
                  "instance_id": "asyncgate-1", **{name.replace("__", "."): value for name, value in sets.items()}}
-        arguments = [*words, *(one for name, value in given.items() for one in ("--set", f"{name}={value}"))]
+        arguments = [*words, *(word for name, value in given.items() for word in ("--set", f"{name}={value}"))]
         return await asyncio.to_thread(CliRunner().invoke, main, arguments, prog_name="asyncgate")
 
     async def push(self, *words: str, **sets: Any) -> Result:
@@ -93,7 +93,7 @@ class Moving:
 
     def there(self) -> dict[str, Any]:
         """What the ledger has."""
-        return {one["receipt_id"]: one for one in self.ledger.receipts(self.tenant_id)}
+        return {receipt["receipt_id"]: receipt for receipt in self.ledger.receipts(self.tenant_id)}
 
 
 @pytest.fixture
@@ -107,16 +107,17 @@ def good(result: Result) -> Result:
 
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
-    found: list[Any] = []
-    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
-        found += page
-    return found
+    records: list[Any] = []
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(records[-1]) if records else "")):
+        records += page
+    return records
 
 
 async def everything(gate: Gate) -> dict[str, ReceiptRecord]:
     """All receipts of the gate as an agent is shown them, but for when they were handed over."""
-    own = {one.receipt_id for one in await rows(gate, Receipt)}
-    return {one.receipt_id: replace(one, delivered_at=None) for one in await gate.receipts() if one.receipt_id in own}
+    own = {row.receipt_id for row in await rows(gate, Receipt)}
+    return {receipt.receipt_id: replace(receipt, delivered_at=None) for receipt in await gate.receipts()
+            if receipt.receipt_id in own}
 
 
 def said(receipt: ReceiptRecord) -> ReceiptRecord:
@@ -151,10 +152,10 @@ async def busy(gate: Gate) -> dict[str, str]:
 
 async def lease(gate: Gate, task_id: str) -> dict[str, str]:
     """Under what a worker goes on."""
-    found = await gate.backend.task(gate.tenant_id, task_id)
-    assert found is not None
-    assert found[1] is not None
-    return {"task_id": task_id, "lease_id": found[1].lease_id}
+    snapshot = await gate.backend.task(gate.tenant_id, task_id)
+    assert snapshot is not None
+    assert snapshot[1] is not None
+    return {"task_id": task_id, "lease_id": snapshot[1].lease_id}
 
 
 async def more(gate: Gate, moving: Moving, made: dict[str, str]) -> None:
@@ -208,7 +209,7 @@ async def test_there_and_back_every_chain_is_whole(moving: Moving, fresh: Kinds,
         between, owed = await everything(gate), await rows(gate, Obligation)
         tasks = await rows(gate, Task)
         assert await seal(gate.engine, gate.tenant_id) == sealed
-        assert [one.body for one in await rows(gate, Receipt)].count("") == len(between) - len(before)
+        assert [row.body for row in await rows(gate, Receipt)].count("") == len(between) - len(before)
         await sound(gate)
 
     brought = good(await moving.home(source, target))
@@ -218,12 +219,13 @@ async def test_there_and_back_every_chain_is_whole(moving: Moving, fresh: Kinds,
 
     async with moving.standalone(target) as gate:
         back = await everything(gate)
-        assert [id for id, one in between.items() if one.hash == "a hash of its own"] == [
-            id for id, one in back.items() if one != between[id]]
-        assert {id: said(one) for id, one in back.items()} == {id: said(one) for id, one in between.items()}
+        assert [id for id, receipt in between.items() if receipt.hash == "a hash of its own"] == [
+            id for id, receipt in back.items() if receipt != between[id]]
+        assert {id: said(receipt) for id, receipt in back.items()} == {id: said(receipt)
+                                                                       for id, receipt in between.items()}
         assert await rows(gate, Obligation) == owed
-        assert [(one.task_id, one.status, one.payload, one.outcome) for one in await rows(gate, Task)] == [
-            (one.task_id, one.status, one.payload, one.outcome) for one in tasks]
+        assert [(row.task_id, row.status, row.payload, row.outcome) for row in await rows(gate, Task)] == [
+            (task.task_id, task.status, task.payload, task.outcome) for task in tasks]
         await sound(gate)
         assert (await seal(gate.engine, gate.tenant_id)).last_id == max(between)
         await gate.as_worker("w8").complete(**await lease(gate, made["later leased"]), artifacts=ARTIFACTS)
@@ -330,7 +332,7 @@ async def test_what_was_erased_goes_to_the_ledger_as_erased(moving: Moving, fres
         await gate.finished(by="ada")
         for name in ("ada", "bob"):
             await gate.as_admin().erase_principal(principal_kind="agent", principal_id=name, confirm=name)
-        erased = [one.receipt_id for one in await rows(gate, Receipt) if read_note(one.body) is not None]
+        erased = [row.receipt_id for row in await rows(gate, Receipt) if read_note(row.body) is not None]
 
     pushed = await moving.push("--database", source)
 
@@ -341,8 +343,8 @@ async def test_what_was_erased_goes_to_the_ledger_as_erased(moving: Moving, fres
     now = [there[id] for id in erased if there[id]["task_id"] != kept.task_id]
     assert now
     assert f"{len(now)} receipts were erased, and went without content" in pushed.output
-    assert all(one["body"].keys() == {"erased", "sealed"} for one in now)
-    assert "ada" not in {one[end]["id"] for one in now for end in ("from", "to")}
+    assert all(receipt["body"].keys() == {"erased", "sealed"} for receipt in now)
+    assert "ada" not in {receipt[end]["id"] for receipt in now for end in ("from", "to")}
     good(await moving.run("reconcile", "--database", source, "--tenant", moving.tenant_id))
 
     rebuilt = good(await moving.run("rebuild", "--database", target, "--tenant", moving.tenant_id))
@@ -378,7 +380,7 @@ async def test_what_still_waits_in_the_outbox_comes_home_too(moving: Moving, fre
         gate.engine.extend(Ledger(gate.engine))        # which sends nothing: it is not open
         await gate.finished()
         waiting = len(await rows(gate, Outgoing))
-        ids = {one.receipt_id for one in await rows(gate, Receipt)}
+        ids = {row.receipt_id for row in await rows(gate, Receipt)}
         await gate.ledger.sink.close()
 
     result = good(await moving.home(source, target))
@@ -386,7 +388,7 @@ async def test_what_still_waits_in_the_outbox_comes_home_too(moving: Moving, fre
     assert waiting == 4
     assert "4 of them are not in the ledger yet" in result.output
     async with moving.standalone(target) as gate:
-        assert {one.receipt_id for one in await rows(gate, Receipt) if one.body} == ids
+        assert {row.receipt_id for row in await rows(gate, Receipt) if row.body} == ids
         await sound(gate)
     good(await moving.push("--database", target))
     assert moving.there().keys() == ids
@@ -399,8 +401,8 @@ async def test_a_receipt_that_the_ledger_does_not_have_keeps_the_gate_from_comin
         await gate.finished()
     with LedgerServer() as other:
         somewhere = Moving(other, moving.tenant_id)
-        for id, one in list(moving.there().items())[:3]:
-            other.call("POST", "/v1/receipts", one)
+        for id, receipt in list(moving.there().items())[:3]:
+            other.call("POST", "/v1/receipts", receipt)
             assert id in somewhere.there()
 
         stopped = await somewhere.home(source, target)
@@ -415,7 +417,7 @@ async def test_a_receipt_that_the_ledger_does_not_have_keeps_the_gate_from_comin
         left = good(await somewhere.home(source, target, "--leave-lost"))
     assert "1 are hashes only" in left.output
     async with moving.standalone(target) as gate:
-        assert [one.body for one in await rows(gate, Receipt)].count("") == 1
+        assert [row.body for row in await rows(gate, Receipt)].count("") == 1
         assert (await verify(gate.backend)).problems == []
 
 

@@ -49,10 +49,10 @@ SUPPORTED = (Task, Lease, Receipt, Event, Obligation, Outgoing)
 
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
-    found: list[Any] = []
-    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
-        found += page
-    return found
+    records: list[Any] = []
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(records[-1]) if records else "")):
+        records += page
+    return records
 
 
 async def stored(gate: Gate) -> list[Any]:
@@ -70,7 +70,7 @@ async def found(gate: Gate, mend: Any = None) -> list[Difference]:
 
 
 async def kinds(gate: Gate) -> list[str]:
-    return sorted(one.kind for one in await found(gate))
+    return sorted(difference.kind for difference in await found(gate))
 
 
 async def mended(gate: Gate) -> dict[str, int]:
@@ -113,17 +113,17 @@ class Past:
                 work.add_task(task, frozenset())
             for lease in tables[Lease]:
                 work.set_lease(lease)
-            work.written.update((one.receipt_id, replace(one, delivered_at=None)) for one in tables[Receipt])
-            work.opened.update((one.receipt_id, Principal(one.to_kind, one.to_id)) for one in tables[Obligation])
+            work.written.update((row.receipt_id, replace(row, delivered_at=None)) for row in tables[Receipt])
+            work.opened.update((row.receipt_id, Principal(row.to_kind, row.to_id)) for row in tables[Obligation])
         await decided(self.then, decide, tasks={task.task_id for task in tables[Task]})
         return self.then
 
     async def catch_up(self, wanted: Callable[[dict[str, Any]], bool] = lambda one: True) -> None:
         """Let the ledger have what the gate has written since, under the other tenant."""
         await emptied(self.gate)
-        for one in self.ledger.receipts(self.gate.tenant_id):
-            if wanted(one):
-                self.ledger.call("POST", "/v1/receipts", {**one, "tenant_id": self.then.tenant_id})
+        for receipt in self.ledger.receipts(self.gate.tenant_id):
+            if wanted(receipt):
+                self.ledger.call("POST", "/v1/receipts", {**receipt, "tenant_id": self.then.tenant_id})
 
 
 @pytest.fixture
@@ -168,18 +168,19 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
     await emptied(gate)
     here = await rows(gate, Receipt)
 
-    def pointer(one: Receipt) -> Archived:
-        return Archived(one.receipt_id, one.task_id, one.receipt_type, "segment", 2, receipt_digest(one).hex(),
+    def pointer(receipt: Receipt) -> Archived:
+        return Archived(receipt.receipt_id, receipt.task_id, receipt.receipt_type, "segment", 2,
+                        receipt_digest(receipt).hex(),
                         here[0].receipt_id, json.dumps([offer.task_id]))
 
     def let_go(work: Work) -> None:
-        for one in here:
-            work.keep_record(pointer(one))
-            work.drop_record(Receipt, one.receipt_id)
+        for receipt in here:
+            work.keep_record(pointer(receipt))
+            work.drop_record(Receipt, receipt.receipt_id)
     await decided(gate, lambda work: work.keep_record(SealHead(last_id=here[-1].receipt_id)))
     if isinstance(gate.backend, ArchivingBackend):
         await gate.backend.register_segment(gate.tenant_id, "segment")
-    await decided(gate, let_go, receipts={one.receipt_id for one in here})
+    await decided(gate, let_go, receipts={receipt.receipt_id for receipt in here})
     assert await rows(gate, Receipt) == []
     assert await kinds(gate) == []
 
@@ -227,14 +228,14 @@ async def test_a_receipt_that_is_here_whole_is_sent_again_by_its_key(make_gate: 
     assert await found(gate) == []
     assert await mended(gate) == {}
     there = ledger.receipts(gate.tenant_id)
-    assert [one["receipt_key"] for one in there] == [one.receipt_key for one in await rows(gate, Receipt)]
+    assert [receipt["receipt_key"] for receipt in there] == [row.receipt_key for row in await rows(gate, Receipt)]
     assert await sound(gate) == []
 
 
 async def test_a_receipt_that_the_ledger_has_lost_is_told_and_nothing_mends_it(past: Past, gate: Gate) -> None:
     await gate.finished()
     then = await past.remember()
-    await past.catch_up(lambda one: one["receipt_type"] != "task.completed")
+    await past.catch_up(lambda receipt: receipt["receipt_type"] != "task.completed")
 
     [lost] = await found(then)
 
@@ -264,7 +265,7 @@ async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: Ledger
 async def test_a_lease_that_the_ledger_does_not_back_is_withdrawn_without_a_receipt(past: Past, gate: Gate) -> None:
     offer = await gate.leased()
     then = await past.remember()
-    await past.catch_up(lambda one: one["receipt_type"] != "task.accepted")
+    await past.catch_up(lambda receipt: receipt["receipt_type"] != "task.accepted")
     assert await kinds(then) == ["lease_unbacked", "lost_by_ledger"]
     receipts = await rows(then, Receipt)
 
@@ -308,8 +309,8 @@ async def test_an_end_that_only_the_ledger_knows_is_taken_over_with_its_receipts
     [mine], [lease] = await rows(then, Task), await rows(then, Lease)
     assert (mine.status, mine.owed, mine.outcome, mine.artifacts) == (how, False, task.outcome, task.artifacts)
     assert lease.ending == {"succeeded": "completed"}.get(how, how)
-    assert {one.receipt_id for one in await rows(then, Receipt)} == {
-        one.receipt_id for one in await rows(gate, Receipt)}
+    assert {row.receipt_id for row in await rows(then, Receipt)} == {
+        row.receipt_id for row in await rows(gate, Receipt)}
     assert await rows(then, Obligation) == []
     assert await rows(then, Outgoing) == []
     assert await sound(then) == []
@@ -411,7 +412,7 @@ async def test_a_step_that_was_stated_in_part_is_not_taken_over(past: Past, gate
     offer = await gate.leased()
     then = await past.remember()
     await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
-    await past.catch_up(lambda one: one["receipt_type"] != "task.result_ready")
+    await past.catch_up(lambda receipt: receipt["receipt_type"] != "task.result_ready")
     assert await kinds(then) == ["half_stated"]
 
     assert await mended(then) == {}
@@ -442,7 +443,7 @@ async def test_what_a_worker_states_for_an_open_task_is_told(gate: Gate, ledger:
         "to": {"kind": "asyncgate", "id": "asyncgate-1"}, "task_id": offer.task_id, "lease_id": "unknown", "body": {}})
     await emptied(gate)
 
-    [stated] = [one for one in await found(gate) if one.kind != "missing_at_ledger"]
+    [stated] = [difference for difference in await found(gate) if difference.kind != "missing_at_ledger"]
 
     assert (stated.kind, stated.task_id) == ("stated_by_worker", offer.task_id)
 
@@ -480,7 +481,7 @@ async def test_of_two_ends_in_the_ledger_the_announced_one_counts_and_the_other_
     offer = await gate.leased()
     await gate.as_worker().fail(**under(offer), error="no")
     await emptied(gate)
-    [failed] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.failed"]
+    [failed] = [receipt for receipt in ledger.receipts(gate.tenant_id) if receipt["receipt_type"] == "task.failed"]
     never = Receipt(str(uuid.uuid4()), "a key", "task.completed", gate.now(), "worker", "w1", "asyncgate",
                     gate.engine.instance, offer.task_id, offer.lease_id, None, gate.engine.instance, "",
                     '{"artifacts":[{"uri":"x"}]}', parents=tuple(failed["parents"]))
@@ -494,8 +495,8 @@ async def test_of_two_ends_in_the_ledger_the_announced_one_counts_and_the_other_
 
     assert done == {"ended_twice": 1}
     assert await kinds(gate) == []
-    assert [one["body"]["details"]["receipt_id"] for one in ledger.receipts(gate.tenant_id)
-            if one["receipt_type"] == "system.anomaly"] == [never.receipt_id]
+    assert [receipt["body"]["details"]["receipt_id"] for receipt in ledger.receipts(gate.tenant_id)
+            if receipt["receipt_type"] == "system.anomaly"] == [never.receipt_id]
 
 
 # Tampering.
@@ -509,9 +510,9 @@ async def test_other_content_under_the_same_id_is_named_as_tampering(past: Past,
                                                                      change: dict[str, Any], named: str) -> None:
     await gate.finished()
     then = await past.remember()
-    [victim] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.completed"]
+    [victim] = [receipt for receipt in ledger.receipts(gate.tenant_id) if receipt["receipt_type"] == "task.completed"]
     ledger.call("POST", "/v1/receipts", {**victim, **change, "tenant_id": then.tenant_id})
-    await past.catch_up(lambda one: one["receipt_id"] != victim["receipt_id"])
+    await past.catch_up(lambda receipt: receipt["receipt_id"] != victim["receipt_id"])
 
     [tampered] = await found(then)
 
@@ -524,7 +525,7 @@ async def test_a_receipt_that_somebody_made_up_in_the_name_of_the_gate_is_named(
                                                                                 ledger: LedgerServer) -> None:
     offer = await gate.leased()
     await emptied(gate)
-    [real] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.accepted"]
+    [real] = [receipt for receipt in ledger.receipts(gate.tenant_id) if receipt["receipt_type"] == "task.accepted"]
     forged = {**real, "receipt_id": str(uuid.uuid4()), "receipt_type": "task.completed", "receipt_key": "made up",
               "parents": [offer.obligation_receipt_id], "body": {"artifacts": ARTIFACTS}}
     ledger.call("POST", "/v1/receipts", forged)
@@ -702,4 +703,5 @@ async def test_a_tenant_is_named_or_refused_by_every_command_that_takes_one(
 
     assert (pushed.exit_code, compared.exit_code) == (0, 0), pushed.output + compared.output
     assert len(ledger.receipts(tenant_id)) == 4
-    assert all(one.exit_code and wrong in one.output for one in refusals), [one.output for one in refusals]
+    assert all(refusal.exit_code and wrong in refusal.output for refusal in refusals), [refusal.output
+                                                                                        for refusal in refusals]

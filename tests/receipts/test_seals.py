@@ -72,9 +72,9 @@ async def ids(gate: Gate) -> list[str]:
 
 
 async def test_what_nobody_has_touched_is_as_it_was_sealed(path: Path, ids: list[str]) -> None:
-    found = await checked(path)
+    report = await checked(path)
 
-    assert (found.problems, found.seals, found.receipts, found.unsealed) == ([], 2, 9, 1)
+    assert (report.problems, report.seals, report.receipts, report.unsealed) == ([], 2, 9, 1)
 
 
 COLUMNS = [name for name in Receipt.__struct_fields__ if name not in ("receipt_id", "parents", "delivered_at")]
@@ -132,13 +132,13 @@ async def test_a_change_to_a_seal_is_found(path: Path, ids: list[str], column: s
     (2, ["the seals end with number 1, {first}, but number 2, {second}, was the last one written"])])
 async def test_a_seal_that_is_taken_away_is_missed(
         gate: Gate, path: Path, ids: list[str], gone: int, says: list[str]) -> None:
-    hashes = [one.hash[:16] for one in await gate.backend.page(TENANT, Rows(Seal))]
+    hashes = [row.hash[:16] for row in await gate.backend.page(TENANT, Rows(Seal))]
     damage(path, "DELETE FROM seals WHERE number = :gone", gone=gone)
 
     problems = (await checked(path)).problems
 
-    for said in says:
-        assert f"tenant {TENANT}: " + said.format(first=hashes[0], second=hashes[1]) in problems
+    for template in says:
+        assert f"tenant {TENANT}: " + template.format(first=hashes[0], second=hashes[1]) in problems
 
 
 async def test_a_whole_new_chain_over_other_receipts_is_found_by_a_seal_that_was_noted(

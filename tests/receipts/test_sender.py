@@ -53,7 +53,7 @@ def integrated(make_gate: Callable[..., Gate]) -> Integrated:
 
 
 def types(receipts: list[dict[str, Any]]) -> list[str]:
-    return [one["receipt_type"] for one in receipts]
+    return [receipt["receipt_type"] for receipt in receipts]
 
 
 async def test_the_ledger_has_every_receipt_as_the_gate_would_show_it(
@@ -68,9 +68,9 @@ async def test_the_ledger_has_every_receipt_as_the_gate_would_show_it(
     alone = make_gate()
     await alone.finished()
     here = [json.loads(row.body) for row in await alone.backend.page(alone.tenant_id, Rows(Receipt))]
-    assert [one["body"] for one in there] == here
-    assert {one["task_id"] for one in there} == {offer.task_id}
-    assert {one["tenant_id"] for one in there} == {gate.tenant_id}
+    assert [receipt["body"] for receipt in there] == here
+    assert {receipt["task_id"] for receipt in there} == {offer.task_id}
+    assert {receipt["tenant_id"] for receipt in there} == {gate.tenant_id}
 
 
 async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
@@ -87,9 +87,9 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
         assert gate.ledger.sender.singly_until == 0
     there = ledger.receipts(gate.tenant_id)
     assert len(there) == 121        # one of them the other's, one the anomaly that tells of it
-    tasks: dict[str, list[str]] = {one["task_id"]: [] for one in there}
-    for one in there:
-        tasks[one["task_id"]] += [one["receipt_type"]] * (one["receipt_type"] != "system.anomaly")
+    tasks: dict[str, list[str]] = {receipt["task_id"]: [] for receipt in there}
+    for receipt in there:
+        tasks[receipt["task_id"]] += [receipt["receipt_type"]] * (receipt["receipt_type"] != "system.anomaly")
     assert set(map(tuple, tasks.values())) == {
         ("task.assigned", "task.accepted", "task.completed", "task.result_ready")}
 
@@ -162,9 +162,9 @@ async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circui
 
     assert (lag.waiting, lag.parked, lag.circuit) == (0, 4, "closed")
     told = [receipt["body"] for receipt in stub.taken if receipt["receipt_type"] == "system.anomaly"]
-    assert [one["kind"] for one in told] == ["receipt_refused"] * 4
-    assert {one["details"]["reason"] for one in told} == {"422 no"}
-    assert {one["details"]["receipt_id"] for one in told} == {
+    assert [notice["kind"] for notice in told] == ["receipt_refused"] * 4
+    assert {notice["details"]["reason"] for notice in told} == {"422 no"}
+    assert {notice["details"]["receipt_id"] for notice in told} == {
         row.receipt_id for row in rows if row.receipt_type == "task.accepted"}
 
 
@@ -259,14 +259,14 @@ async def test_a_backlog_beyond_the_buffer_is_told_once_and_nothing_is_dropped(
     async with integrated(stub.url, emission_retry=retry, circuit_breaker=breaker) as gate:
         for _ in range(8):
             await gate.create()
-        await stub.until(lambda: any(json.loads(one)["receipt_type"] == "system.anomaly" for one in stub.sent))
+        await stub.until(lambda: any(json.loads(content)["receipt_type"] == "system.anomaly" for content in stub.sent))
         seen = len(stub.sent)
         await stub.until(lambda: len(stub.sent) > seen + 30)
         stub.answer = lambda receipt: (200, {}, "{}")
         await emptied(gate)
 
-    told = [one for one in stub.taken if one["receipt_type"] == "system.anomaly"]
-    assert [one["body"]["kind"] for one in told] == ["receipt_backlog"]
+    told = [receipt for receipt in stub.taken if receipt["receipt_type"] == "system.anomaly"]
+    assert [receipt["body"]["kind"] for receipt in told] == ["receipt_backlog"]
     assert told[0]["body"]["details"]["buffer_size"] == 5
     assert len(stub.taken) == 9
     assert [record.levelno for record in caplog.records if "wait for the ledger" in record.message] == [
@@ -310,5 +310,5 @@ def test_a_breaker_that_is_switched_off_never_opens() -> None:
     assert seen(breaker) == ("closed", True)
 
 
-def lag_of(**said: Any) -> Any:
-    return Lag(**said)
+def lag_of(**fields: Any) -> Any:
+    return Lag(**fields)

@@ -79,7 +79,7 @@ async def test_a_refused_receipt_spares_the_others_of_its_batch(gate: Gate, stub
 
     made = await asyncio.gather(*(gate.create(type) for type in ("good", "bad", "good")), return_exceptions=True)
 
-    assert [isinstance(one, str) for one in made] == [True, False, True]
+    assert [isinstance(outcome, str) for outcome in made] == [True, False, True]
     assert {task.type for task in (await gate.as_admin().list_tasks()).tasks} == {"good"}
 
 
@@ -105,7 +105,7 @@ async def test_when_another_process_was_faster_it_is_decided_again(gate: Gate, s
         await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
 
     assert (await gate.task(offer.task_id)).status == "canceled"
-    assert [one.receipt_type for one in await gate.receipts(offer.task_id)] == [
+    assert [receipt.receipt_type for receipt in await gate.receipts(offer.task_id)] == [
         "task.assigned", "task.accepted", "task.canceled", "task.result_ready"]
 
 

@@ -55,10 +55,12 @@ class MemoryLedger:
 
     def count_open(self) -> int:
         """Return how many tasks are owed there."""
-        found = self.server.receipts(TENANT)
-        ended = {parent for one in found if one["receipt_type"] in ("task.completed", "task.failed", "task.canceled")
-                 for parent in one["parents"]}
-        return sum(one["receipt_type"] == "task.assigned" and one["receipt_id"] not in ended for one in found)
+        receipts = self.server.receipts(TENANT)
+        ended = {parent for receipt in receipts
+                 if receipt["receipt_type"] in ("task.completed", "task.failed", "task.canceled")
+                 for parent in receipt["parents"]}
+        return sum(receipt["receipt_type"] == "task.assigned" and receipt["receipt_id"] not in ended
+                   for receipt in receipts)
 
 
 class StandInLedger:
@@ -73,9 +75,10 @@ class StandInLedger:
     def count_open(self) -> int:
         """Return how many obligations are open there."""
         if self.ledger.notary:
-            return sum(not one.closed for one in self.ledger.custody.values())
-        accepted = {one["task_id"] for one in self.ledger.receipts.values() if one["phase"] == "accepted"}
-        return len(accepted - {one["task_id"] for one in self.ledger.receipts.values() if one["phase"] == "complete"})
+            return sum(not custody.closed for custody in self.ledger.custody.values())
+        accepted = {receipt["task_id"] for receipt in self.ledger.receipts.values() if receipt["phase"] == "accepted"}
+        return len(accepted - {receipt["task_id"] for receipt in self.ledger.receipts.values()
+                               if receipt["phase"] == "complete"})
 
 
 @pytest.fixture(params=["memorygate", "1.0", "1.1"])

@@ -41,11 +41,11 @@ class Losing(StubLedger):
 
     def types(self) -> list[str]:
         """Return the types of what is stored."""
-        return [one["receipt_type"] for one in self.taken]
+        return [receipt["receipt_type"] for receipt in self.taken]
 
     def one(self, receipt_type: str) -> dict[str, Any]:
         """Return the only receipt of a type."""
-        [only] = [one for one in self.taken if one["receipt_type"] == receipt_type]
+        [only] = [receipt for receipt in self.taken if receipt["receipt_type"] == receipt_type]
         return only
 
 
@@ -129,7 +129,8 @@ async def test_another_body_under_the_same_key_withdraws_the_first_creation(gate
     made = await gate.as_agent().create_task(type="demo", payload=2, idempotency_key="k")
     await stub.until(lambda: "task.canceled" in stub.types())
 
-    assert [one["task_id"] == made.task_id for one in stub.taken if one["receipt_type"] == "task.assigned"] == [
+    assert [receipt["task_id"] == made.task_id for receipt in stub.taken
+            if receipt["receipt_type"] == "task.assigned"] == [
         False, True]
 
 
@@ -162,7 +163,7 @@ async def test_a_lease_that_nobody_got_is_withdrawn_before_another_worker_gets_t
     assert offer is not None
     assert offer.task_id == task_id
     assert stub.one("lease.expired")["parents"] == [
-        one["receipt_id"] for one in stub.taken if one["from"]["id"] == "w1"]
+        receipt["receipt_id"] for receipt in stub.taken if receipt["from"]["id"] == "w1"]
 
 
 async def test_a_completion_that_nobody_repeats_is_adopted(gate: Gate, stub: Losing) -> None:
@@ -280,7 +281,8 @@ async def test_what_is_open_survives_an_outage_in_which_it_cannot_be_settled(gat
     await look_later(gate)
 
     assert (await gate.task(offer.task_id)).status == "succeeded"
-    assert [one["task_id"] for one in stub.taken if one["receipt_type"] == "task.assigned"][1:] == [made.task_id]
+    assert [receipt["task_id"] for receipt in stub.taken
+            if receipt["receipt_type"] == "task.assigned"][1:] == [made.task_id]
     assert "task.canceled" not in stub.types()
 
 
@@ -298,8 +300,8 @@ async def test_a_repeated_claim_whose_task_is_gone_withdraws_the_lease(gate: Gat
 async def test_what_another_process_is_about_to_commit_is_left_to_it(
         gate: Gate, stub: Losing, strict: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     other, first, second = await strict(), await gate.create(), await gate.create()
-    for one in (gate, other):
-        monkeypatch.setattr(one.engine, "is_alone", lambda: False)
+    for peer in (gate, other):
+        monkeypatch.setattr(peer.engine, "is_alone", lambda: False)
     refusal, offers = list[str](), list[Any]()
 
     async def meanwhile(receipt: dict[str, Any]) -> Answer:

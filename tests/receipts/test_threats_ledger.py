@@ -133,13 +133,14 @@ async def test_readers_of_one_inbox_at_the_same_time_cache_each_receipt_once(
 
     def show(path: str) -> Any:
         after = httpx2.URL(path).params.get("since_receipt_id", "")
-        return 200, {}, json.dumps({"receipts": [one for one in stated if str(one["receipt_id"]) > after][:2]})
+        return 200, {}, json.dumps({"receipts": [receipt for receipt in stated
+                                                 if str(receipt["receipt_id"]) > after][:2]})
     stub.show = show
     async with gate.ledger:
         told = await asyncio.gather(*(gate.as_agent().list_receipts() for _ in range(6)))
         reading = gate.engine.find_extension(Reading)
 
-    assert [[one.receipt_id for one in page.receipts] for page in told] == [["r0", "r1", "r2"]] * 6
+    assert [[receipt.receipt_id for receipt in page.receipts] for page in told] == [["r0", "r1", "r2"]] * 6
     assert reading
     [shelf] = reading.shelves.values()
     assert shelf.size == ROW_BYTES + sum(map(receipt_weight, shelf.rows.values()))
@@ -155,12 +156,12 @@ async def test_a_time_without_a_zone_is_utc_like_all_others_of_a_ledger(
     async with gate.ledger:
         await gate.create()
         inbox = (await gate.as_agent().bootstrap()).attention.inbox_receipts
-        found = await gate.ledger.sink.page(gate.tenant_id, EntryFilter(None, None, None, None, None, 10))
+        page = await gate.ledger.sink.page(gate.tenant_id, EntryFilter(None, None, None, None, None, 10))
 
-    times = {one.receipt_type: one.created_at for one in inbox}
+    times = {receipt.receipt_type: receipt.created_at for receipt in inbox}
     assert times["plan.made"] == datetime(2026, 11, 22, 7, 0, 0, 500_000, UTC)
     assert set(times) == {"plan.made", "task.assigned"}
-    assert [as_stored(one).created_at for one in found.receipts] == [times["plan.made"].timestamp()]
+    assert [as_stored(receipt).created_at for receipt in page.receipts] == [times["plan.made"].timestamp()]
 
 
 async def test_a_receipt_that_cannot_be_read_hides_no_other_one(
@@ -175,7 +176,7 @@ async def test_a_receipt_that_cannot_be_read_hides_no_other_one(
         with pytest.raises(Unreadable):     # who compares or rebuilds must have all of them
             await collect_from_ledger(gate.ledger.sink, gate.tenant_id, lambda rows: None)
 
-    assert (page.warnings, [one.receipt_id for one in page.receipts]) == (UNSET, ["r1", "r2"])
+    assert (page.warnings, [receipt.receipt_id for receipt in page.receipts]) == (UNSET, ["r1", "r2"])
     assert "receipt bad in the ledger cannot be read and is skipped" in caplog.text
 
 
@@ -212,8 +213,8 @@ async def test_what_a_ledger_tells_of_one_tenant_holds_up_no_other(
 
     def show(path: str) -> Any:
         asked.append(httpx2.URL(path).params["tenant"])
-        found = [stated] if gate.tenant_id in path else []
-        return (200, {}, "no json" if found and poison == "no json" else json.dumps({"receipts": found}))
+        receipts = [stated] if gate.tenant_id in path else []
+        return (200, {}, "no json" if receipts and poison == "no json" else json.dumps({"receipts": receipts}))
     stub.show = show
     await Adopter(gate.engine, Reading(gate.engine, gate.ledger.sink, gate.ledger.sender.breaker)).poll()
 
@@ -234,7 +235,7 @@ async def test_what_one_agent_reads_never_stops_what_is_sent_or_committed(
 
     assert open_now == ("closed", "open", "closed")
     assert offer.task_id
-    assert [one["receipt_type"] for one in stub.taken] == ["task.assigned", "task.accepted"]
+    assert [receipt["receipt_type"] for receipt in stub.taken] == ["task.assigned", "task.accepted"]
 
 
 async def test_a_receipt_that_makes_the_ledger_stumble_holds_up_no_other_one(
@@ -248,7 +249,7 @@ async def test_a_receipt_that_makes_the_ledger_stumble_holds_up_no_other_one(
         await stub.until(lambda: len(stub.taken) == 5)
 
         assert gate.ledger.sender.breaker.state == "closed"
-    assert [one["task_id"] for one in stub.taken] == good
+    assert [receipt["task_id"] for receipt in stub.taken] == good
 
 
 @pytest.mark.parametrize("body", ['{"x": ' + DEEP + "}", '{"x": "a\\u0000b"}', "[" + "[]," * 100_001 + "[]]"],
@@ -260,7 +261,8 @@ async def test_a_ledger_takes_no_body_that_a_gate_would_not_take(body: str, back
         for content in (receipt, b"[%b]" % receipt, b'{"receipts": [%b]}' % receipt):
             answer = await shelf.call("POST", "/v1/receipts", content)
 
-            refused = [one["error"] for one in answer.json().get("results", [])]        # of a list, each by itself
+            # of a list, each by itself
+            refused = [outcome["error"] for outcome in answer.json().get("results", [])]
             assert answer.status in (400, 413) or (content != receipt and all(refused)), answer
         assert (await shelf.get("/v1/receipts"))["receipts"] == []
 
@@ -343,13 +345,13 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 page = await gate.as_agent().list_receipts(cursor=cursor, limit=40)
-                seen += [one.receipt_id for one in page.receipts]
+                seen += [receipt.receipt_id for receipt in page.receipts]
                 assert not page.warnings or page.warnings is msgspec.UNSET
                 if (cursor := page.next_cursor) is None:
                     break
 
     reading: Any = own.__self__     # type: ignore[attr-defined]
-    assert seen == [one["receipt_id"] for one in many]
+    assert seen == [receipt["receipt_id"] for receipt in many]
     assert sum(shelf.size for shelf in reading.shelves.values()) <= SHELF_BYTES + 40_000
     assert all(shelf.cut for shelf in reading.shelves.values())
 

@@ -150,7 +150,7 @@ async def test_a_look_that_gets_no_answer_speaks_for_those_who_wait_to_look() ->
     told = await asyncio.gather(*(ours.send(ledger, "t", CONTENT) for _ in range(3)),   # type: ignore[arg-type]
                                 return_exceptions=True)
 
-    assert [type(one) for one in told] == [Outage] * 3
+    assert [type(outcome) for outcome in told] == [Outage] * 3
     assert sorted(ledger.asked) == ["holds", "send", "send", "send"]
 
 
@@ -199,11 +199,11 @@ async def test_no_more_are_on_the_way_than_there_are_wires() -> None:
     assert (most, ours.busy) == (2, 0)
 
 
-@pytest.mark.parametrize(("profile", "said", "pace"), [
+@pytest.mark.parametrize(("profile", "fields", "pace"), [
     ("memorygate", {}, Pace(0.5, 16, 16)), ("receiptgate", {}, Pace(10.0, 4, 1)),
     ("receiptgate", {"timeout_ms": 700, "parallel": 2}, Pace(0.7, 2, 1)),
     ("memorygate", {"timeout_ms": 700, "parallel": 2}, Pace(0.7, 2, 2))])
 def test_the_profile_says_how_a_ledger_is_called_where_the_settings_do_not(
-        profile: Any, said: dict[str, Any], pace: Pace) -> None:
-    ledger = LedgerSettings(profile=profile, **said)
+        profile: Any, fields: dict[str, Any], pace: Pace) -> None:
+    ledger = LedgerSettings(profile=profile, **fields)
     assert pace_of(Settings(receipt_mode="memorygate_integrated", ledger=ledger)) == pace

@@ -61,9 +61,9 @@ async def test_rest_answers_it(served: Served, task_id: str) -> None:
 
 
 async def test_mcp_answers_it_by_the_name_of_its_tool(served: Served, task_id: str) -> None:
-    said = await rpc(served, "tools/call", {"name": "asyncgate.count_events", "arguments": {"task_id": task_id}})
+    answer = await rpc(served, "tools/call", {"name": "asyncgate.count_events", "arguments": {"task_id": task_id}})
 
-    assert said["structuredContent"] == ONCE
+    assert answer["structuredContent"] == ONCE
 
 
 async def test_mcp_lists_it_with_what_may_follow(served: Served) -> None:
@@ -90,7 +90,7 @@ def test_the_python_client_has_it_as_a_typed_method(far: str) -> None:
     with SyncGate(far, KEY, agent_id="ada") as gate:
         counts = gate.count_events(gate.create_task("demo", payload=None).task_id)  # type: ignore[attr-defined]
 
-    assert [(one.event_type, one.number) for one in counts.events] == [("task.assigned", 1)]
+    assert [(event.event_type, event.number) for event in counts.events] == [("task.assigned", 1)]
 
 
 def test_the_command_line_has_it_with_a_table_of_its_columns(far: str, monkeypatch: pytest.MonkeyPatch) -> None:

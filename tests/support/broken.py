@@ -169,8 +169,8 @@ class ForgetsSuspensions(Memory):
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key that seems good."""
-        found = await super().find_key(key_id)
-        return found and (found[0], False, found[2])
+        row = await super().find_key(key_id)
+        return row and (row[0], False, row[2])
 
 
 FAULTS: dict[str, Any] = {

@@ -28,17 +28,17 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an element."""
-        said = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         self.elements.append(tag)
-        assert not any(name.startswith("on") or name == "style" for name in said), "a page has no script"
+        assert not any(name.startswith("on") or name == "style" for name in attributes), "a page has no script"
         if tag == "form":
-            self.forms.append({"action": said["action"], "fields": {}, "buttons": []})
+            self.forms.append({"action": attributes["action"], "fields": {}, "buttons": []})
         if tag == "input":
-            self.forms[-1]["fields"][said["name"]] = said.get("value", "")
+            self.forms[-1]["fields"][attributes["name"]] = attributes.get("value", "")
         if tag == "button":
-            self.forms[-1]["buttons"].append(said.get("value", ""))
+            self.forms[-1]["buttons"].append(attributes.get("value", ""))
         if tag == "a":
-            self.opened = said["href"], ""
+            self.opened = attributes["href"], ""
 
     def handle_endtag(self, tag: str) -> None:
         """Note the end of a link."""
@@ -129,10 +129,10 @@ class Program:
 
     def url(self, **changed: str | None) -> str:
         """Return where it sends a browser."""
-        said: dict[str, str | None] = {
+        parameters: dict[str, str | None] = {
             "response_type": "code", "client_id": self.client_id, "redirect_uri": self.back, "state": "its-state",
             "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
-        return "/oauth/authorize?" + urlencode({name: value for name, value in said.items() if value is not None})
+        return "/oauth/authorize?" + urlencode({name: value for name, value in parameters.items() if value is not None})
 
 
 async def make_code(served: Served, id: str = "ada", **more: Any) -> str:

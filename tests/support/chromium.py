@@ -79,11 +79,11 @@ Returned = TypeVar("Returned")
 
 def find_program() -> str:
     """Return the path of Chromium, or skip the test."""
-    found = os.environ.get(PROGRAM_GIVEN) or next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
+    program = os.environ.get(PROGRAM_GIVEN) or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
         pytest.skip(f"no Chromium is installed (Debian's package chromium, or {PROGRAM_GIVEN}): no test of the console "
                     "in a real browser")
-    return found
+    return program
 
 
 class Chromium:
@@ -152,11 +152,11 @@ class Watch:
         return "\n".join([*self.exchanged, *self.streamed])
 
 
-def describe_exchange(said: dict[str, Any], body: str) -> str:
+def describe_exchange(exchange: dict[str, Any], body: str) -> str:
     """Return a request and its answer as one text."""
-    request = said["request"]
+    request = exchange["request"]
     sent = f"{request['method']} {request['url']}\n{json.dumps(request['headers'])}\n{request.get('postData', '')}"
-    return f"{sent}\n{json.dumps(said.get('responseHeaders'))}\n{body}"
+    return f"{sent}\n{json.dumps(exchange.get('responseHeaders'))}\n{body}"
 
 
 def playwright_error() -> type[Exception]:
@@ -168,8 +168,8 @@ def playwright_error() -> type[Exception]:
 
 def is_stream(headers: list[dict[str, str]]) -> bool:
     """Whether an answer goes on as long as its page listens."""
-    return any(one["name"].lower() == "content-type" and one["value"].startswith("text/event-stream")
-               for one in headers)
+    return any(header["name"].lower() == "content-type" and header["value"].startswith("text/event-stream")
+               for header in headers)
 
 
 class Screen:
@@ -192,43 +192,45 @@ class Screen:
     def _look(self) -> None:
         """Note everything that the page does."""
         page = self.page
-        page.on("console", lambda said: self.watch.console.append(f"{said.type}: {said.text} {said.location}")
-                if said.type in ("error", "warning") else None)
+        page.on("console",
+                lambda message: self.watch.console.append(f"{message.type}: {message.text} {message.location}")
+                if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.watch.errors.append(f"{error.message}\n{error.stack}"))
-        page.on("request", lambda one: self.watch.requests.append(one))
-        page.on("response", lambda one: self.watch.responses.append(one))
-        page.on("requestfinished", lambda one: self.watch.ended.add(one))
-        page.on("requestfailed", lambda one: self.watch.ended.add(one))
-        page.on("requestfailed", lambda one: self.watch.failed.append(f"{one.method} {one.url}: {one.failure}")
-                if one.failure != ENDED_BY_PAGE else None)
+        page.on("request", lambda request: self.watch.requests.append(request))
+        page.on("response", lambda response: self.watch.responses.append(response))
+        page.on("requestfinished", lambda request: self.watch.ended.add(request))
+        page.on("requestfailed", lambda request: self.watch.ended.add(request))
+        page.on("requestfailed",
+                lambda request: self.watch.failed.append(f"{request.method} {request.url}: {request.failure}")
+                if request.failure != ENDED_BY_PAGE else None)
         self.cdp.send("Network.enable")
         self.cdp.on("Network.loadingFinished", self._count)
         self.cdp.on("Network.responseReceived", self._follow)
         self.cdp.on("Network.dataReceived", lambda said: self._hear(said.get("data", "")))
 
-    def _follow(self, said: dict[str, Any]) -> None:
+    def _follow(self, event: dict[str, Any]) -> None:
         """Listen to a stream: it has no body that ends."""
-        if said["response"]["mimeType"] == "text/event-stream":
+        if event["response"]["mimeType"] == "text/event-stream":
             with contextlib.suppress(playwright_error()):        # the page is gone already
-                ask = {"requestId": said["requestId"]}
+                ask = {"requestId": event["requestId"]}
                 self._hear(self.cdp.send("Network.streamResourceContent", ask)["bufferedData"])
 
     def _hear(self, encoded: str) -> None:
         if encoded:
             self.watch.streamed.append(b64decode(encoded).decode(errors="replace"))
 
-    def _keep(self, said: dict[str, Any]) -> None:
+    def _keep(self, event: dict[str, Any]) -> None:
         """Note an answer and pass it on; a stream has no body that ends, and a redirect none at all."""
-        ask = {"requestId": said["requestId"]}
-        whole = said.get("responseStatusCode", 0) // 100 in (2, 4, 5) and not is_stream(said["responseHeaders"])
+        ask = {"requestId": event["requestId"]}
+        whole = event.get("responseStatusCode", 0) // 100 in (2, 4, 5) and not is_stream(event["responseHeaders"])
         with contextlib.suppress(playwright_error()):       # the page is gone already, and its answer with it
             got: dict[str, Any] = self.cdp.send("Fetch.getResponseBody", ask) if whole else {}
             body = b64decode(got["body"]).decode(errors="replace") if got.get("base64Encoded") else got.get("body", "")
-            self.watch.exchanged.append(describe_exchange(said, body))
+            self.watch.exchanged.append(describe_exchange(event, body))
             self.cdp.send("Fetch.continueResponse", ask)
 
-    def _count(self, said: dict[str, Any]) -> None:
-        self.watch.bytes += int(said["encodedDataLength"])
+    def _count(self, event: dict[str, Any]) -> None:
+        self.watch.bytes += int(event["encodedDataLength"])
 
     def close(self) -> None:
         """Close the page and forget its context."""
@@ -258,8 +260,8 @@ class Screen:
         known = -1
         while known != len(self.watch.requests):
             known = len(self.watch.requests)
-            for one in list(self.watch.requests):
-                while one not in self.watch.ended and one.headers.get("accept") != "text/event-stream":
+            for request in list(self.watch.requests):
+                while request not in self.watch.ended and request.headers.get("accept") != "text/event-stream":
                     self.settle()
             self.settle()
 
@@ -276,8 +278,8 @@ class Screen:
         frame = self.cdp.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
         world = self.cdp.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
         self._evaluate(self.axe_source() + "\n;0", world)
-        found: list[str] = json.loads(self._evaluate(AXE_RUN, world))
-        return found
+        violations: list[str] = json.loads(self._evaluate(AXE_RUN, world))
+        return violations
 
     def _evaluate(self, script: str, world: int) -> Any:
         got = self.cdp.send("Runtime.evaluate", {"expression": script, "contextId": world, "awaitPromise": True,
@@ -292,14 +294,15 @@ class Screen:
 
     def wider(self) -> list[str]:
         """Return what makes the page wider than its window."""
-        found: list[str] = self.page.evaluate(WIDER)
-        return found
+        elements: list[str] = self.page.evaluate(WIDER)
+        return elements
 
     def faults(self) -> list[str]:
         """Return everything that a sound page does not do; what axe finds is not among it."""
         watch = self.watch
-        return [*watch.console, *watch.errors, *watch.failed, *(f"policy: {one}" for one in self.seen("violations")),
-                *(f"ran: {one}" for one in self.seen("ran")), *self.wider()]
+        return [*watch.console, *watch.errors, *watch.failed,
+                *(f"policy: {violation}" for violation in self.seen("violations")),
+                *(f"ran: {script}" for script in self.seen("ran")), *self.wider()]
 
     # Keyboard only.
 
@@ -326,10 +329,10 @@ class Screen:
         walked: list[str] = []
         while len(walked) < limit:
             self.press("Tab")
-            said, seen, new = self.page.evaluate(FOCUSED)
+            name, seen, new = self.page.evaluate(FOCUSED)
             if not new:
                 return walked
-            walked.append(said if seen else f"{said} UNSEEN")
+            walked.append(name if seen else f"{name} UNSEEN")
         return walked
 
 

@@ -41,5 +41,5 @@ class Console(Screen):
 
     def buttons(self) -> list[str]:
         """Return the names of the buttons of the view."""
-        return [one.get_attribute("aria-label") or one.inner_text()
-                for one in self.page.locator("#main").get_by_role("button").all()]
+        return [button.get_attribute("aria-label") or button.inner_text()
+                for button in self.page.locator("#main").get_by_role("button").all()]

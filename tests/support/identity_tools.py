@@ -148,8 +148,8 @@ def rest_call(name: str, fields: Mapping[str, Any]) -> tuple[str, str, Any, list
 
 def mcp_call(name: str, fields: Mapping[str, Any], facade: str) -> tuple[str, str, Any, list[tuple[str, str]]]:
     """Return the request that asks for an operation over MCP, or in the dialect of peers."""
-    said = {field: value for field, value in fields.items() if value is not None or field == "payload"}
-    params: dict[str, Any] = {"name": f"asyncgate.{name}", "arguments": said}
+    arguments = {field: value for field, value in fields.items() if value is not None or field == "payload"}
+    params: dict[str, Any] = {"name": f"asyncgate.{name}", "arguments": arguments}
     headers = [JSON]
     if facade == "modern":
         params["_meta"] = META

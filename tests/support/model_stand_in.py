@@ -79,8 +79,8 @@ def check_messages(messages: Any) -> None:
 def section(messages: list[Json], name: str) -> str:
     """Return what stands between the marks of a section."""
     for message in messages[:2]:
-        if found := re.search(rf"\[begin {name} ([0-9a-f]{{16}})\]\n(.*)\n\[end {name} \1\]", message["content"], re.S):
-            return found[2]
+        if match := re.search(rf"\[begin {name} ([0-9a-f]{{16}})\]\n(.*)\n\[end {name} \1\]", message["content"], re.S):
+            return match[2]
     raise Wrong(f"there is no section {name}")
 
 
@@ -138,7 +138,7 @@ class Endpoint(BaseHTTPRequestHandler):
             tried = self.left[key]
         entry: Json = script[min(at, len(script) - 1)]
         if tried > entry.get("times", tried):
-            entry = {name: said for name, said in entry.items() if name not in ("status", "raw", "hang")}
+            entry = {name: value for name, value in entry.items() if name not in ("status", "raw", "hang")}
         return entry, at
 
     def _play(self, entry: Json, messages: list[Json], note: Json) -> None:
@@ -157,16 +157,16 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def _completion(self, entry: Json, messages: list[Json]) -> Json:
         last = next((one["content"] for one in reversed(messages) if one["role"] == "tool"), "")
-        said = entry.get("say")
-        if isinstance(said, str):
-            said = said.replace("{last}", last).replace("{known}", messages[0]["content"] + messages[1]["content"])
+        text = entry.get("say")
+        if isinstance(text, str):
+            text = text.replace("{last}", last).replace("{known}", messages[0]["content"] + messages[1]["content"])
         wanted = entry.get("call", [])
         if "finish" in entry:
             wanted = [*wanted, {"name": "finish", "arguments": entry["finish"]}]
         calls = [{"id": f"call_{len(messages)}_{at}", "type": "function", "function": {
             "name": call["name"], "arguments": call["text"] if "text" in call else json.dumps(call["arguments"])}}
             for at, call in enumerate(wanted)]
-        message = {"role": "assistant", "content": said, **({"tool_calls": calls} if calls else {})}
+        message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         reason = entry.get("reason", "tool_calls" if calls else "stop")
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": entry.get("tokens", 100)}
         return {"id": "chatcmpl-1", "object": "chat.completion", "model": "stand-in", "usage": usage,

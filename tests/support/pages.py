@@ -34,10 +34,10 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> Iterator[Block]:
     """Walk the fenced blocks of a page."""
     text = page.read_text()
-    for found in FENCE.finditer(text):
-        mark = MARK.search(text[:found.start()])
-        yield Block(page, text[:found.start()].count("\n") + 1, mark["name"] if mark else "",
-                    mark["more"] if mark else "", found["language"], found["text"])
+    for match in FENCE.finditer(text):
+        mark = MARK.search(text[:match.start()])
+        yield Block(page, text[:match.start()].count("\n") + 1, mark["name"] if mark else "",
+                    mark["more"] if mark else "", match["language"], match["text"])
 
 
 def blocks(*languages: str, mark: str | None = None) -> list[Block]:

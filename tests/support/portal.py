@@ -54,18 +54,18 @@ class PortalCall(BaseHTTPRequestHandler):
         """Answer the call."""
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         told = self.server.answer
-        (status, kind, said), more = (told, {}) if told else self.ask_gate(body)
+        (status, kind, content), more = (told, {}) if told else self.ask_gate(body)
         self.server.passed += told is None
         self.server.answered += told is not None
         self.send_response(status)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(content)))
         for header in more.items():
             self.send_header(*header)
         if status == 302:
             self.send_header("location", "http://portal.test/login")
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(content)
 
     do_GET = do_POST = reply      # the names that http.server calls
 
@@ -73,10 +73,10 @@ class PortalCall(BaseHTTPRequestHandler):
         """Pass the call on; return the gate's answer and its marks; a read does not wait, so that it comes often."""
         path = re.sub(r"wait_seconds=[^&]*", "wait_seconds=0", self.path)
         passed = {name: self.headers[name] for name in ("authorization", "content-type") if name in self.headers}
-        said = httpx2.request(self.command, self.server.gate_url + path, content=body, headers=passed,
-                              timeout=PATIENCE_SECONDS)
-        marks = {name: said.headers[name] for name in self.server.kept}
-        return (said.status_code, said.headers["content-type"], said.content), marks
+        response = httpx2.request(self.command, self.server.gate_url + path, content=body, headers=passed,
+                                  timeout=PATIENCE_SECONDS)
+        marks = {name: response.headers[name] for name in self.server.kept}
+        return (response.status_code, response.headers["content-type"], response.content), marks
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""

@@ -20,7 +20,7 @@ def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str =
     watch.start()
     text = ""
     try:
-        while not (found := re.search(pattern, text)):
+        while not (match := re.search(pattern, text)):
             line = stream.readline()
             if not line:
                 program.kill()
@@ -29,4 +29,4 @@ def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str =
             text += line
     finally:
         watch.cancel()
-    return found[0]
+    return match[0]

@@ -55,12 +55,12 @@ class StandIn:
                             {"email": "ada@example.com", "primary": True, "verified": True}]
         self.status, self.body = 200, b""       # of every answer, if there is a body
 
-    def authorize(self, url: str, **said: str) -> str:
+    def authorize(self, url: str, **parameters: str) -> str:
         """Be the person at the provider who signs in; return where the provider sends the browser."""
         asked = {name: value for name, [value] in parse_qs(urlsplit(url).query).items()}
         code = f"code-{len(self.codes)}"
         self.codes[code] = asked
-        told = {"state": asked["state"], **({} if "error" in said else {"code": code}), **said}
+        told = {"state": asked["state"], **({} if "error" in parameters else {"code": code}), **parameters}
         return asked["redirect_uri"] + "?" + "&".join(f"{name}={value}" for name, value in told.items())
 
     def answer(self, path: str, form: dict[str, str], headers: dict[str, str]) -> Any:
@@ -88,9 +88,9 @@ class StandIn:
 
     def sign(self, asked: dict[str, str]) -> str:
         """Sign an ID token."""
-        said = {**GOOD, "iss": self.url, "aud": asked["client_id"], "exp": time.time() + 300, "iat": time.time(),
-                "nonce": asked.get("nonce"), **self.claims}
-        claims = {name: value for name, value in said.items() if value is not ...}
+        payload = {**GOOD, "iss": self.url, "aud": asked["client_id"], "exp": time.time() + 300, "iat": time.time(),
+                   "nonce": asked.get("nonce"), **self.claims}
+        claims = {name: value for name, value in payload.items() if value is not ...}
         header = {"alg": "RS256", "kid": self.key.kid, **self.header}
         if header["alg"] == "RS256":
             return jwt.encode(header, claims, self.signer)
@@ -106,8 +106,8 @@ def run_stand_in() -> Iterator[StandIn]:
         def answer(self) -> None:
             size = int(self.headers.get("content-length", 0))
             form = {name: value for name, [value] in parse_qs(self.rfile.read(size).decode()).items()}
-            said = there.answer(urlsplit(self.path).path, form, {k.lower(): v for k, v in self.headers.items()})
-            body = there.body or json.dumps(said).encode()
+            answer = there.answer(urlsplit(self.path).path, form, {k.lower(): v for k, v in self.headers.items()})
+            body = there.body or json.dumps(answer).encode()
             self.send_response(there.status)
             self.send_header("content-length", str(len(body)))
             if there.status == 302:
@@ -117,7 +117,7 @@ def run_stand_in() -> Iterator[StandIn]:
 
         do_GET = do_POST = answer
 
-        def log_message(self, *said: Any) -> None:
+        def log_message(self, *arguments: Any) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -94,13 +94,13 @@ CHECKS = {name: jsonschema_rs.Draft202012Validator(schema(name), validate_format
 
 def problems(receipt: Any, dialect: str) -> list[str]:
     """What is wrong with a receipt by schema, by size, and by what the application checks."""
-    found = [error.message for error in CHECKS[dialect].iter_errors(receipt)]
-    if found:
-        return found
-    found = [f"{name} is too large" for name, most in MOST.items() if len(json.dumps(receipt[name]).encode()) > most]
+    messages = [error.message for error in CHECKS[dialect].iter_errors(receipt)]
+    if messages:
+        return messages
+    faults = [f"{name} is too large" for name, most in MOST.items() if len(json.dumps(receipt[name]).encode()) > most]
     if receipt["phase"] == "escalate" and receipt["recipient_ai"] != receipt["escalation_to"]:
-        found.append("recipient_ai must be escalation_to")
-    return found
+        faults.append("recipient_ai must be escalation_to")
+    return faults
 
 
 class No(Exception):
@@ -215,8 +215,8 @@ class StandIn:
         tool = getattr(self, name.removeprefix("receiptgate."), None)
         if not name.startswith("receiptgate.") or name not in TOOLS or tool is None:
             raise No("unknown_tool", f"Unknown tool: {name}")
-        found: Json = tool(**(params.get("arguments") or {}))
-        return found
+        answer: Json = tool(**(params.get("arguments") or {}))
+        return answer
 
     # The tools.
 
@@ -227,8 +227,8 @@ class StandIn:
         """Store a receipt once; the same again is a replay, and another under its id a collision."""
         if self.code:
             raise No(self.code, "refused")
-        if found := problems(receipt, self.dialect):
-            raise No("validation_failed", f"Receipt validation failed: {found[0]}", errors=found)
+        if faults := problems(receipt, self.dialect):
+            raise No("validation_failed", f"Receipt validation failed: {faults[0]}", errors=faults)
         receipt_id, incoming = receipt["receipt_id"], self.hash(receipt)
         existing = self.hashes.get(receipt_id)
         if existing not in (None, incoming):
@@ -244,8 +244,8 @@ class StandIn:
 
     def hash(self, receipt: Json) -> str:
         """The hash over all but what the ledger itself sets."""
-        said = {name: value for name, value in receipt.items() if name not in ("stored_at", "tenant_id")}
-        return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        content = {name: value for name, value in receipt.items() if name not in ("stored_at", "tenant_id")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def get_receipt(self, receipt_id: str) -> Json:
         if receipt_id not in self.receipts:
@@ -254,28 +254,28 @@ class StandIn:
 
     def list_task_receipts(self, task_id: str, sort: str = "asc", include_payload: bool = False,
                            limit: int = 100) -> Json:
-        found = [one for one in self.receipts.values() if one["task_id"] == task_id]
-        rows = [header(one) | ({"payload": one} if include_payload else {}) for one in found]
+        receipts = [receipt for receipt in self.receipts.values() if receipt["task_id"] == task_id]
+        rows = [header(receipt) | ({"payload": receipt} if include_payload else {}) for receipt in receipts]
         rows = rows if sort == "asc" else rows[::-1]
         return {"tenant_id": SCOPE, "task_id": task_id, "receipts": rows[:limit]}
 
     def list_inbox(self, recipient_ai: str, limit: int = 50) -> Json:
         """What somebody has accepted and nobody has ended; of a notary, what somebody has custody of."""
         if self.notary:
-            rows = [{"obligation_id": id, "state": one.state(self.now())} for id, one in self.custody.items()
-                    if one.custodian == recipient_ai and not one.closed]
+            rows = [{"obligation_id": id, "state": custody.state(self.now())} for id, custody in self.custody.items()
+                    if custody.custodian == recipient_ai and not custody.closed]
         else:
-            ended = {one["task_id"] for one in self.receipts.values() if one["phase"] != "accepted"}
-            rows = [header(one) for one in self.receipts.values()
-                    if one["phase"] == "accepted" and one["task_id"] not in ended and
-                    one["recipient_ai"] == recipient_ai]
+            ended = {receipt["task_id"] for receipt in self.receipts.values() if receipt["phase"] != "accepted"}
+            rows = [header(receipt) for receipt in self.receipts.values()
+                    if receipt["phase"] == "accepted" and receipt["task_id"] not in ended and
+                    receipt["recipient_ai"] == recipient_ai]
         return {"tenant_id": SCOPE, "recipient_ai": recipient_ai, "count": len(rows), "receipts": rows[:limit]}
 
     def get_receipt_chain(self, receipt_id: str) -> Json:
         chain = []
-        while found := self.receipts.get(receipt_id):
-            chain.append({name: found[name] for name in ("receipt_id", "caused_by_receipt_id", "stored_at")})
-            receipt_id = found["caused_by_receipt_id"]
+        while receipts := self.receipts.get(receipt_id):
+            chain.append({name: receipts[name] for name in ("receipt_id", "caused_by_receipt_id", "stored_at")})
+            receipt_id = receipts["caused_by_receipt_id"]
         return {"root_receipt_id": chain[-1]["receipt_id"] if chain else None, "chain": chain}
 
     # The notary.

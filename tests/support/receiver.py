@@ -29,8 +29,8 @@ class Came(Struct):
     @property
     def said(self) -> dict[str, Any]:
         """Return the body."""
-        said: dict[str, Any] = json.loads(self.body)
-        return said
+        content: dict[str, Any] = json.loads(self.body)
+        return content
 
     @property
     def type(self) -> str:

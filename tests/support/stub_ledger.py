@@ -51,18 +51,18 @@ class StubLedger:
         writer.close()
 
     def _shown(self, path: str) -> Answer:
-        found = [one for one in self.taken if path.startswith(f"/v1/receipts/{one['receipt_id']}")]
+        receipts = [receipt for receipt in self.taken if path.startswith(f"/v1/receipts/{receipt['receipt_id']}")]
         if "/v1/receipts?" in path:
             return 200, {}, json.dumps({"receipts": []})
-        return (200, {}, json.dumps(found[0])) if found else (404, {}, "{}")
+        return (200, {}, json.dumps(receipts[0])) if receipts else (404, {}, "{}")
 
     async def _take(self, body: bytes) -> Answer:
         receipt = json.loads(body)
         if isinstance(receipt, list):
             return 400, {}, "one at a time"
         self.sent.append(body)
-        said = self.answer(receipt)
-        answer: Answer = await said if inspect.isawaitable(said) else said
+        outcome = self.answer(receipt)
+        answer: Answer = await outcome if inspect.isawaitable(outcome) else outcome
         if answer[0] == 200 and receipt not in self.taken:
             self.taken.append(receipt)
         self.came.set()

@@ -57,9 +57,10 @@ async def settled(gate: Gate, webhook_id: str, number: int, state: str = "delive
 
 async def state_of(gate: Gate, webhook_id: str) -> Any:
     """Return an endpoint as list_webhooks shows it."""
-    return next(one for one in (await gate.as_admin().list_webhooks()).webhooks if one.webhook_id == webhook_id)
+    return next(webhook for webhook in (await gate.as_admin().list_webhooks()).webhooks
+                if webhook.webhook_id == webhook_id)
 
 
 def types(came: list[Came]) -> list[str]:
     """Return the types of events."""
-    return [one.type for one in came]
+    return [request.type for request in came]

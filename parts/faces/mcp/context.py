@@ -219,20 +219,20 @@ class Library:
         return []
 
     async def _owed(self, ctx: Context, who: JsonObject) -> list[str]:
-        found = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": MOST_SHOWN}))
+        answer = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": MOST_SHOWN}))
         lines = []
-        for receipt in found["open_obligations"]:
+        for receipt in answer["open_obligations"]:
             if receipt["receipt_type"] == "task.assigned":
                 lines += await self._describe(ctx, receipt["task_id"])
             else:
                 lines.append(f"- the schedule {quote_text(receipt['schedule_id'])} runs: emit_receipt schedule.deleted "
                              f"with parents [{quote_text(receipt['receipt_id'])}] ends it")
-        more = len(found["open_obligations"]) == MOST_SHOWN
-        return [*lines, *([f"- maybe more: list_open_obligations since_receipt_id {found['cursor']}"] if more else [])]
+        more = len(answer["open_obligations"]) == MOST_SHOWN
+        return [*lines, *([f"- maybe more: list_open_obligations since_receipt_id {answer['cursor']}"] if more else [])]
 
     async def _held(self, ctx: Context, who: JsonObject) -> list[str]:
         try:
-            found = _json(await self.perform(ctx, "list_leases", {**who, "resume": False}))["leases"]
+            leases = _json(await self.perform(ctx, "list_leases", {**who, "resume": False}))["leases"]
         except errors.GateError as refusal:
             if refusal.status == 403:    # agents hold no leases
                 return []
@@ -240,7 +240,7 @@ class Library:
         return [f"- the task {lease['task_id']} of type {quote_text(lease['type'])}, under lease "
                 f"{lease['lease_id']} until {lease['expires_at']}: renew_lease every "
                 f"{lease['renew_every_seconds']:.0f} s, then complete, fail or release_lease"
-                for lease in found[:MOST_SHOWN]]
+                for lease in leases[:MOST_SHOWN]]
 
 
 class Credentials(Extension):

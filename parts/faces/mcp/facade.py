@@ -85,7 +85,7 @@ class Catalog:
             listed = tools.describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form,
                                           self.prefix)
             self.shelves[separator, form] = [
-                ListedTool(self.tools[one["name"]], msgspec.Raw(encode_json(one))) for one in listed]
+                ListedTool(self.tools[tool["name"]], msgspec.Raw(encode_json(tool))) for tool in listed]
         return self.shelves[separator, form]
 
 
@@ -302,8 +302,8 @@ class Facade:
         except RecursionError:
             raise errors.PayloadTooDeep("the JSON of the message is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as broken:
-            if found := members.find_no_number(broken, body):       # the SDK would take such a message
-                raise errors.InvalidRequest(found) from None
+            if flaw := members.find_no_number(broken, body):       # the SDK would take such a message
+                raise errors.InvalidRequest(flaw) from None
             message = None
         await let_others_run(len(body))
         op = self._called(message) if message else None
@@ -489,8 +489,8 @@ class Facade:
         # The host of a model whose credential names nobody should not see administration.
         usual = () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
         sets = tools.read_sets(query.get("tools"), *usual)
-        return [one.text for one in self.catalog.shelf(separator, form)
-                if one.op.fits(caller) and tools.is_in(one.op, sets)]
+        return [tool.text for tool in self.catalog.shelf(separator, form)
+                if tool.op.fits(caller) and tools.is_in(tool.op, sets)]
 
     async def _call(self, ctx: tasks.Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = find_visit(ctx)

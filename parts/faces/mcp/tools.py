@@ -104,8 +104,8 @@ def make_input_schema(op: Any) -> JsonObject:
     """Return the schema of a tool's arguments, an object at its root; do not change it."""
     schema = make_rooted_schema(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
-    properties = {name: (refuse_null if name in required else allow_null)(said)
-                  for name, said in schema.get("properties", {}).items()}
+    properties = {name: (refuse_null if name in required else allow_null)(part)
+                  for name, part in schema.get("properties", {}).items()}
     return {**schema, "properties": properties, "required": required}
 
 
@@ -122,7 +122,8 @@ def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
     defs: JsonObject = schema.pop("$defs", {})
-    used = {name: said for name, said in defs.items() if f"/{name}\"" in encode_json([schema, defs]).decode()}
+    used = {name: definition for name, definition in defs.items()
+            if f"/{name}\"" in encode_json([schema, defs]).decode()}
     return {**schema, "$defs": used} if used else schema
 
 
@@ -156,27 +157,27 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
 @cache
 def find_kinds(above: type[wire.Ask]) -> dict[str, type[wire.Ask]]:
     """Return every request class by its name."""
-    found = {above.__name__: above}
+    types = {above.__name__: above}
     for kind in above.__subclasses__():
-        found |= find_kinds(kind)
-    return found
+        types |= find_kinds(kind)
+    return types
 
 
-def is_needless(name: str, said: Any) -> bool:
+def is_needless(name: str, value: Any) -> bool:
     """Whether a schema keyword is useless for a model."""
     return (name in ("title", "minLength", "maxLength", "additionalProperties", "properties")
-            or (name == "default" and said is None) or (name == "required" and not said)
-            or (name in ("minimum", "maximum") and abs(said) in (wire.WIDEST, wire.LONGEST_PAUSE_SECONDS)))
+            or (name == "default" and value is None) or (name == "required" and not value)
+            or (name in ("minimum", "maximum") and abs(value) in (wire.WIDEST, wire.LONGEST_PAUSE_SECONDS)))
 
 
 def drop_null(schema: JsonObject) -> JsonObject:
     """Remove null, which means absent, from a schema; keep it where any JSON is accepted."""
     if "anyOf" in schema:
-        some = [one for one in schema["anyOf"] if one != {"type": "null"}]
-        rest = {name: said for name, said in schema.items() if name != "anyOf"}
+        some = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+        rest = {name: value for name, value in schema.items() if name != "anyOf"}
         return {**some[0], **rest} if len(some) == 1 else {**rest, "anyOf": some}
     if "enum" in schema:
-        return {**schema, "enum": [one for one in schema["enum"] if one is not None]}
+        return {**schema, "enum": [choice for choice in schema["enum"] if choice is not None]}
     if isinstance(kinds := schema.get("type"), list) and kinds != wire.ANY_JSON["type"]:
         some = [kind for kind in kinds if kind != "null"]
         return {**schema, "type": some if len(some) > 1 else some[0]}
@@ -204,22 +205,22 @@ def simplify_schema(schema: Any) -> Any:
         return schema
     out = {"pattern", "uniqueItems", *(["default"] if schema.get("default") == "" else ())}
     kept = {name: simplify_schema(part) for name, part in schema.items() if name not in out}
-    if isinstance(said := kept.get("description"), str):
-        kept["description"] = remove_clause_numbers(said)
+    if isinstance(description := kept.get("description"), str):
+        kept["description"] = remove_clause_numbers(description)
     return {**kept, **wire.ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
 
 
 def refuse_null(schema: JsonObject) -> JsonObject:
     """Refuse null, which means absent, as a required argument."""
-    said = {name: part for name, part in schema.items() if (name, part) != ("default", None)}
-    return drop_null({**said, "type": SOME_JSON} if said.get("type") == wire.ANY_JSON["type"] else said)
+    rest = {name: part for name, part in schema.items() if (name, part) != ("default", None)}
+    return drop_null({**rest, "type": SOME_JSON} if rest.get("type") == wire.ANY_JSON["type"] else rest)
 
 
 def allow_null(schema: JsonObject) -> JsonObject:
     """Allow null, which means absent, as an argument."""
     if "anyOf" in schema or "$ref" in schema:
         inner = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
-        rest = {name: said for name, said in schema.items() if name not in ("anyOf", "$ref")}
+        rest = {name: value for name, value in schema.items() if name not in ("anyOf", "$ref")}
         return {**rest, "anyOf": inner if {"type": "null"} in inner else [*inner, {"type": "null"}]}
     if "enum" in schema and None not in schema["enum"]:
         return {**schema, "enum": [*schema["enum"], None]}

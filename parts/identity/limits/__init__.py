@@ -37,7 +37,7 @@ class Limits(Protocol):
         Raises LimiterUnavailable if the store is unreachable and the settings forbid going on without it.
         """
 
-    async def give_back(self, one: Bucket, cost: int) -> None:
+    async def give_back(self, bucket: Bucket, cost: int) -> None:
         """Undo a charge for something that was not done."""
 
     async def close(self) -> None:

@@ -52,31 +52,32 @@ class MemoryLimits:
         now, wait, at = self.clock(), 0, 0
         self._sweep(now)
         drawn: list[tuple[limits.Bucket, Level]] = []
-        for one in buckets:
-            if one.limit >= 0:
-                level = refill(one, self.kept[one.window_seconds].get(one.key), now)
-                if (longer := wait_for(one, level, cost, now)) > wait:
+        for bucket in buckets:
+            if bucket.limit >= 0:
+                level = refill(bucket, self.kept[bucket.window_seconds].get(bucket.key), now)
+                if (longer := wait_for(bucket, level, cost, now)) > wait:
                     wait, at = longer, len(drawn)
-                drawn.append((one, level))
+                drawn.append((bucket, level))
         if not drawn:
             return limits.UNLIMITED
         if not wait and cost:
-            drawn = [(one, self._charged(one, level, cost)) for one, level in drawn]
-        left = [room_left(one, level) for one, level in drawn]
+            drawn = [(bucket, self._charged(bucket, level, cost)) for bucket, level in drawn]
+        left = [room_left(bucket, level) for bucket, level in drawn]
         at = at if wait else left.index(min(left))
         return limits.verdict_of(drawn[at][0], now, wait, left[at], full_in(*drawn[at]))
 
-    async def give_back(self, one: limits.Bucket, cost: int) -> None:
-        if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
-            window = one.window_seconds * 1000
-            tokens = min(min(one.limit, one.burst) * window, kept.tokens + cost * window)
-            self.kept[one.window_seconds][one.key] = replace(kept, tokens=tokens, current=max(0, kept.current - cost))
+    async def give_back(self, bucket: limits.Bucket, cost: int) -> None:
+        if (kept := self.kept[bucket.window_seconds].get(bucket.key)) is not None:
+            window = bucket.window_seconds * 1000
+            tokens = min(min(bucket.limit, bucket.burst) * window, kept.tokens + cost * window)
+            self.kept[bucket.window_seconds][bucket.key] = replace(kept, tokens=tokens,
+                                                                   current=max(0, kept.current - cost))
 
-    def _charged(self, one: limits.Bucket, level: Level, cost: int) -> Level:
-        states, window = self.kept[one.window_seconds], one.window_seconds * 1000
-        states[one.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous,
+    def _charged(self, bucket: limits.Bucket, level: Level, cost: int) -> Level:
+        states, window = self.kept[bucket.window_seconds], bucket.window_seconds * 1000
+        states[bucket.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous,
                                          level.at)
-        states.move_to_end(one.key)
+        states.move_to_end(bucket.key)
         return level
 
     def _sweep(self, now: int) -> None:
@@ -92,14 +93,14 @@ class MemoryLimits:
         self.kept.clear()
 
 
-def refill(one: limits.Bucket, kept: Level | None, now: int) -> Level:
+def refill(bucket: limits.Bucket, kept: Level | None, now: int) -> Level:
     """Bring a bucket up to now: add its gain, and drop calls that have left its windows."""
-    window = one.window_seconds * 1000
-    full = min(one.limit, one.burst) * window
+    window = bucket.window_seconds * 1000
+    full = min(bucket.limit, bucket.burst) * window
     if kept is None:
         return Level(full, now, 0, 0, now)
     at = max(now, kept.at)
-    tokens, passed = min(full, kept.tokens + (at - kept.at) * one.limit), at // window - kept.at // window
+    tokens, passed = min(full, kept.tokens + (at - kept.at) * bucket.limit), at // window - kept.at // window
     if at - kept.at >= window:      # the last charge was longer ago than any window reaches
         return Level(tokens, at, 0, 0, kept.at)
     if not passed:
@@ -107,41 +108,41 @@ def refill(one: limits.Bucket, kept: Level | None, now: int) -> Level:
     return Level(tokens, at, 0, kept.current, kept.at)
 
 
-def wait_for(one: limits.Bucket, level: Level, cost: int, now: int) -> int:
+def wait_for(bucket: limits.Bucket, level: Level, cost: int, now: int) -> int:
     """Return the milliseconds until a bucket has room for a cost, if nobody else draws from it; 0 is at once."""
-    window, need = one.window_seconds * 1000, cost * one.window_seconds * 1000
-    if cost > min(one.limit, one.burst):
+    window, need = bucket.window_seconds * 1000, cost * bucket.window_seconds * 1000
+    if cost > min(bucket.limit, bucket.burst):
         return window
-    filling = -(-(need - level.tokens) // one.limit) if need > level.tokens else 0
-    sliding = sliding_wait(one, level, cost)
+    filling = -(-(need - level.tokens) // bucket.limit) if need > level.tokens else 0
+    sliding = sliding_wait(bucket, level, cost)
     if not filling and not sliding:
         return 0
     wait = max(filling, min(sliding, window + level.last - level.at))
     return wait and wait + level.at - now
 
 
-def sliding_wait(one: limits.Bucket, level: Level, cost: int) -> int:
+def sliding_wait(bucket: limits.Bucket, level: Level, cost: int) -> int:
     """Return the milliseconds until enough calls have left the windows."""
-    window, room = one.window_seconds * 1000, one.limit - level.current - cost
+    window, room = bucket.window_seconds * 1000, bucket.limit - level.current - cost
     passed = level.at % window
     if room >= 0:
         if level.previous * (window - passed) <= room * window:
             return 0
         return window - passed - room * window // level.previous
-    return 2 * window - passed - (one.limit - cost) * window // level.current
+    return 2 * window - passed - (bucket.limit - cost) * window // level.current
 
 
-def room_left(one: limits.Bucket, level: Level) -> int:
+def room_left(bucket: limits.Bucket, level: Level) -> int:
     """Return how many calls a bucket has room for."""
-    window = one.window_seconds * 1000
+    window = bucket.window_seconds * 1000
     used = level.previous * (window - level.at % window) + level.current * window
-    return max(0, min(level.tokens, one.limit * window - used) // window)
+    return max(0, min(level.tokens, bucket.limit * window - used) // window)
 
 
-def full_in(one: limits.Bucket, level: Level) -> int:
+def full_in(bucket: limits.Bucket, level: Level) -> int:
     """Return the milliseconds until a bucket holds its burst again."""
-    window = one.window_seconds * 1000
-    return -(-(min(one.limit, one.burst) * window - level.tokens) // one.limit) if one.limit else window
+    window = bucket.window_seconds * 1000
+    return -(-(min(bucket.limit, bucket.burst) * window - level.tokens) // bucket.limit) if bucket.limit else window
 
 
 def steady_clock() -> Callable[[], int]:

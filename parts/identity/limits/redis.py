@@ -176,7 +176,7 @@ class RedisLimits:
         self.trying: asyncio.Task[None] | None = None
 
     async def take(self, buckets: Sequence[limits.Bucket], cost: int = 1) -> limits.LimitVerdict:
-        limited = [one for one in buckets if one.limit >= 0]
+        limited = [bucket for bucket in buckets if bucket.limit >= 0]
         if not limited:
             return limits.UNLIMITED
         if not self.degraded:
@@ -195,21 +195,22 @@ class RedisLimits:
         from redis import RedisError
         return RedisError, OSError      # a TimeoutError is an OSError
 
-    async def give_back(self, one: limits.Bucket, cost: int) -> None:
-        window = one.window_seconds * 1000
+    async def give_back(self, bucket: limits.Bucket, cost: int) -> None:
+        window = bucket.window_seconds * 1000
         if self.degraded:
-            return await self.alone.give_back(one, cost)
+            return await self.alone.give_back(bucket, cost)
         with contextlib.suppress(*self._failures()):    # harmless: the bucket then has a little less left
             async with asyncio.timeout(self.timeout_seconds):
-                await self.redis.eval(GIVE_BACK, 1, f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}",
-                                      min(one.limit, one.burst) * window, cost * window, cost)
+                await self.redis.eval(GIVE_BACK, 1, f"{REDIS_PREFIX}:{bucket.window_seconds}:{bucket.key}",
+                                      min(bucket.limit, bucket.burst) * window, cost * window, cost)
 
     async def _ask(self, buckets: list[limits.Bucket], cost: int) -> limits.LimitVerdict:
         """Ask the store; the timeout covers the whole round trip."""
-        asked: list[Any] = [len(buckets), *(f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
+        asked: list[Any] = [len(buckets),
+                            *(f"{REDIS_PREFIX}:{bucket.window_seconds}:{bucket.key}" for bucket in buckets)]
         asked += [self.clock() if self.clock else "", cost]
-        for one in buckets:
-            asked += [one.limit, one.burst, one.window_seconds * 1000]
+        for bucket in buckets:
+            asked += [bucket.limit, bucket.burst, bucket.window_seconds * 1000]
         async with asyncio.timeout(self.timeout_seconds):
             deciding, *counted = await self._answer(asked)
         return limits.verdict_of(buckets[deciding - 1], *counted)
@@ -233,25 +234,25 @@ class RedisLimits:
     async def _send_all(self, asking: list[tuple[list[Any], asyncio.Future[list[int]]]]) -> None:
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                said = await self._evaluated([asked for asked, _ in asking])
+                outcomes = await self._evaluated([asked for asked, _ in asking])
         except self._failures() as error:
-            said = [error] * len(asking)
-        for (_, answer), one in zip(asking, said, strict=True):
-            if isinstance(one, Exception) and not answer.done():
-                answer.set_exception(one)
+            outcomes = [error] * len(asking)
+        for (_, answer), outcome in zip(asking, outcomes, strict=True):
+            if isinstance(outcome, Exception) and not answer.done():
+                answer.set_exception(outcome)
             elif not answer.done():
-                answer.set_result(one)
+                answer.set_result(outcome)
 
     async def _evaluated(self, asking: list[list[Any]]) -> list[Any]:
         """Run the script for each call, loading it first if the server does not know it; no call runs twice."""
         from redis.exceptions import NoScriptError
-        said = await self._pipelined(asking) if self.sha else [NoScriptError()] * len(asking)
-        unknown = [at for at, one in enumerate(said) if isinstance(one, NoScriptError)]
+        outcomes = await self._pipelined(asking) if self.sha else [NoScriptError()] * len(asking)
+        unknown = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, NoScriptError)]
         if unknown:
             self.sha = await self.redis.script_load(SCRIPT)
-            for at, one in zip(unknown, await self._pipelined([asking[at] for at in unknown]), strict=True):
-                said[at] = one
-        return said
+            for at, outcome in zip(unknown, await self._pipelined([asking[at] for at in unknown]), strict=True):
+                outcomes[at] = outcome
+        return outcomes
 
     async def _pipelined(self, asking: list[list[Any]]) -> list[Any]:
         pipeline = self.redis.pipeline(transaction=False)
@@ -288,11 +289,11 @@ class RedisLimits:
         await self.redis.aclose()
 
 
-def divide_bucket(one: limits.Bucket, gates: int) -> limits.Bucket:
+def divide_bucket(bucket: limits.Bucket, gates: int) -> limits.Bucket:
     """Return a gate's part of a bucket: at least one call, unless the limit is 0."""
-    if gates == 1 or not one.limit:
-        return one
-    return msgspec.structs.replace(one, limit=max(1, one.limit // gates), burst=max(1, one.burst // gates))
+    if gates == 1 or not bucket.limit:
+        return bucket
+    return msgspec.structs.replace(bucket, limit=max(1, bucket.limit // gates), burst=max(1, bucket.burst // gates))
 
 
 if TYPE_CHECKING:

@@ -93,9 +93,9 @@ def read_filed(content: bytes | Raw) -> Filed:
     try:
         return decode_filed(content)
     except msgspec.ValidationError:
-        said = {name: part for name, part in decode_members(content).items()
-                if name != "stated_by" and bytes(part).strip() != b"null"}
-        return decode_filed(msgspec.json.encode(said))
+        members = {name: part for name, part in decode_members(content).items()
+                   if name != "stated_by" and bytes(part).strip() != b"null"}
+        return decode_filed(msgspec.json.encode(members))
 
 
 decode_filed = msgspec.json.Decoder(Filed).decode

@@ -136,8 +136,8 @@ class MemoryGate(NoCustody):
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, by its hash."""
         ours = sinks.read_filed(content)
-        found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
-        return found is not None and found.hash == ours.hash
+        receipt = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
+        return receipt is not None and receipt.hash == ours.hash
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[sinks.Refusal | None]:
         """Store many receipts in one call; raises Singly if the ledger accepts no list (20.9)."""
@@ -147,15 +147,16 @@ class MemoryGate(NoCustody):
             raise sinks.Singly(str(refusal)) from None
         if len(results) != len(contents):
             raise sinks.Singly(f"{len(results)} answers to {len(contents)} receipts")
-        if away := [one.error.error for one in results if one.error and one.error.error in NO_REFUSALS]:
+        if away := [answer.error.error for answer in results if answer.error and answer.error.error in NO_REFUSALS]:
             raise sinks.Outage(away[0])
-        return [sinks.Refusal(f"{one.error.error}: {one.error.message}"[:calls.MOST_TOLD]) if one.error else None
-                for one in results]
+        return [sinks.Refusal(f"{answer.error.error}: {answer.error.message}"[:calls.MOST_TOLD]) if answer.error
+                else None
+                for answer in results]
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[sinks.Filed]:
         """Fetch receipts one by one, several at a time."""
-        found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
-        return [one for one in found if one is not None]
+        receipts = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
+        return [receipt for receipt in receipts if receipt is not None]
 
     async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> sinks.Filed | None:
         if not PLAIN_ID.match(receipt_id):
@@ -167,11 +168,11 @@ class MemoryGate(NoCustody):
                     "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except sinks.Missing:
                 return None
-        found = decode_with(sinks.read_filed, text)
-        if found.receipt_id != receipt_id:
+        receipt = decode_with(sinks.read_filed, text)
+        if receipt.receipt_id != receipt_id:
             raise sinks.Garbled("the ledger answered with another receipt than the requested one")
-        found.stated_by = None      # here it comes from the receipt itself, which proves nothing
-        return self._ours(tenant_id, found)
+        receipt.stated_by = None      # here it comes from the receipt itself, which proves nothing
+        return self._ours(tenant_id, receipt)
 
     async def page(self, tenant_id: str, of: queries.EntryFilter) -> sinks.LedgerPage:
         """List receipts in the order of their arrival."""
@@ -182,17 +183,18 @@ class MemoryGate(NoCustody):
             most_bytes=of.limit * self.weight))
         if listed.receipts:
             self.binds = len(listed.stated_by) == len(listed.receipts)
-        found = read_receipts(listed)
-        ours = [self._ours(tenant_id, one) for one in found]
-        return sinks.LedgerPage([one for one in ours if one is not None], listed.next_cursor or find_last(listed),
-                                len(listed.receipts) - len(found))
+        receipts = read_receipts(listed)
+        ours = [self._ours(tenant_id, receipt) for receipt in receipts]
+        return sinks.LedgerPage([receipt for receipt in ours if receipt is not None],
+                                listed.next_cursor or find_last(listed),
+                                len(listed.receipts) - len(receipts))
 
-    def _ours(self, tenant_id: str, one: sinks.Filed) -> sinks.Filed | None:
+    def _ours(self, tenant_id: str, receipt: sinks.Filed) -> sinks.Filed | None:
         """Return a receipt only if it belongs to the tenant, whatever the ledger answered."""
-        if one.tenant_id not in (self.tenant(tenant_id), ""):
+        if receipt.tenant_id not in (self.tenant(tenant_id), ""):
             return None
-        one.tenant_id = tenant_id
-        return one
+        receipt.tenant_id = tenant_id
+        return receipt
 
     async def token(self, tenant_id: str, who: wire.Principal, until: float) -> str | None:
         """Have the ledger issue a key that stores and reads receipts as one principal; None if it issues no keys."""
@@ -242,8 +244,8 @@ def withdraw_receipt(begun: sinks.Filed, receipt_id: str, at: float) -> bytes | 
 
 def require_confirmation(answer: bytes, content: bytes) -> None:
     """Check that a ledger has answered, not a portal before it: with nothing, or with the receipt's id (20.12)."""
-    said = decode_with(decode_confirmed, answer) if answer else {}
-    if said and said.get("receipt_id") != sinks.read_filed(content).receipt_id:
+    confirmation = decode_with(decode_confirmed, answer) if answer else {}
+    if confirmation and confirmation.get("receipt_id") != sinks.read_filed(content).receipt_id:
         raise sinks.Garbled("what answers for the ledger does not name the receipt that it was sent")
 
 
@@ -253,15 +255,15 @@ def read_receipts(page: Listed) -> list[sinks.Filed]:
     Security: one that cannot be read is skipped.  Whoever stated it would else hide what others stated after it.
     """
     known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
-    found = []
+    receipts = []
     for content, by in zip(page.receipts, known, strict=True):
         try:
-            found.append(one := sinks.read_filed(content))
-            one.stated_by = by
+            receipts.append(receipt := sinks.read_filed(content))
+            receipt.stated_by = by
         except UNREADABLE as wrong:
             named = (find_id(content) or "without an id")[:calls.MOST_TOLD]
             log.warning("receipt %s in the ledger cannot be read and is skipped: %s", named, wrong)
-    return found
+    return receipts
 
 
 def find_id(content: msgspec.Raw) -> str | None:

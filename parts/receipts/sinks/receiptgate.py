@@ -130,10 +130,10 @@ class ReceiptGate:
         rows = told.get("receipts") if isinstance(told, dict) else None
         if not isinstance(rows, list):
             raise sinks.Garbled(f"the ledger's answer to {LIST} has no list of receipts")
-        found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
-        if any(DIFFERENCE in one for one in found):
+        payloads = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
+        if any(DIFFERENCE in payload for payload in payloads):
             self._learn(NEWER)
-        return found
+        return payloads
 
     async def _submit(self, content: bytes, dialect: str) -> None:
         """Submit one receipt in one dialect.
@@ -208,17 +208,17 @@ def call_error(error: Any) -> Exception:
     """Turn a JSON-RPC error into an exception: a refusal of the receipt, an outage, or an invalid answer."""
     error = error if isinstance(error, dict) else {"message": str(error)}
     code, more = error.get("code"), error.get("details", error.get("data"))
-    said = f"{code}: {error.get('message')}"
+    message = f"{code}: {error.get('message')}"
     if isinstance(code, int) and code != INVALID_PARAMETERS:
-        return sinks.Garbled(said[:calls.MOST_TOLD])
+        return sinks.Garbled(message[:calls.MOST_TOLD])
     if isinstance(code, str) and code.upper() in AWAY_CODES:
-        return sinks.Outage(said[:calls.MOST_TOLD])
+        return sinks.Outage(message[:calls.MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
-        return sinks.Garbled(said[:calls.MOST_TOLD])
+        return sinks.Garbled(message[:calls.MOST_TOLD])
     if code == WITHOUT_ACCEPT:
-        return NobodyAccepted(said[:calls.MOST_TOLD])
-    whole = said + (json.dumps(more) if more is not None else "")
-    return (Invalid if DIFFERENCE in whole.lower() else sinks.Refusal)(said[:calls.MOST_TOLD])
+        return NobodyAccepted(message[:calls.MOST_TOLD])
+    whole = message + (json.dumps(more) if more is not None else "")
+    return (Invalid if DIFFERENCE in whole.lower() else sinks.Refusal)(message[:calls.MOST_TOLD])
 
 
 def open_sink(settings: Settings) -> ReceiptGate:

@@ -304,8 +304,8 @@ def work_fields(terms: wire.Terms, how: Telling) -> JsonObject:
     task, most = how.task, how.most
     payload = None if task.payload == "null" else (
         hash_stand_in(task.payload) if how.digests else read_stored(task.payload))
-    said = {"payload_pointer": task.payload_pointer, "payload": payload}
-    inputs = {name: value for name, value in said.items() if value is not None}
+    members = {"payload_pointer": task.payload_pointer, "payload": payload}
+    inputs = {name: value for name, value in members.items() if value is not None}
     limit = most["inputs"]
     if not is_short(task.payload + (task.payload_pointer or ""), limit) and most_bytes_of(inputs) > limit:
         inputs["payload"] = hash_stand_in(task.payload)
@@ -320,8 +320,8 @@ def work_fields(terms: wire.Terms, how: Telling) -> JsonObject:
 
 def summary_of(task: stored.Task, terms: wire.Terms) -> str:
     """Return a task's summary in one line: never empty, because the ledger refuses an acceptance without one."""
-    said = (terms.task_summary or "", task.type, f"task {task.task_id}")
-    return next(text for text in said if text.strip() not in SENTINELS)
+    texts = (terms.task_summary or "", task.type, f"task {task.task_id}")
+    return next(text for text in texts if text.strip() not in SENTINELS)
 
 
 def metadata_fields(receipt: stored.Receipt) -> JsonObject:
@@ -349,10 +349,10 @@ def ending_fields(body: JsonObject, most: int, digests: bool = False) -> JsonObj
     if digests:
         told = {name: hash_stand_in(write_canonical(value).decode()) if name in CONTENT else value
                 for name, value in told.items()}
-    said = {"outcome_text": clip(text_of(told), most)} if told else {}
+    outcome = {"outcome_text": clip(text_of(told), most)} if told else {}
     if where is None:
-        return {**NO_OUTCOME, **said, "outcome_kind": "response_text" if told else "none"}
-    return {**NO_OUTCOME, **said, "outcome_kind": "mixed" if told else "artifact_pointer",
+        return {**NO_OUTCOME, **outcome, "outcome_kind": "response_text" if told else "none"}
+    return {**NO_OUTCOME, **outcome, "outcome_kind": "mixed" if told else "artifact_pointer",
             "artifact_pointer": where.pointer, "artifact_location": where.location, "artifact_mime": where.mime,
             "artifact_checksum": where.checksum, "artifact_size_bytes": where.size}
 
@@ -382,14 +382,15 @@ def escalation_fields(receipt: stored.Receipt, body: JsonObject, how: Telling) -
 
 def first_located(artifacts: Any) -> Pointer | None:
     """Return the location of the first artifact that has one."""
-    return next((found for one in candidates(artifacts) if (found := pointer_of(one)) is not None), None)
+    return next((pointer for candidate in candidates(artifacts) if (pointer := pointer_of(candidate)) is not None),
+                None)
 
 
 def candidates(value: Any, depth: int = 0) -> Iterator[str | JsonObject]:
     """Yield the values that may be artifacts, outer ones first."""
     if isinstance(value, list | tuple) and depth < DEEPEST:
-        for one in value:
-            yield from candidates(one, depth + 1)
+        for part in value:
+            yield from candidates(part, depth + 1)
     elif isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -398,15 +399,15 @@ def candidates(value: Any, depth: int = 0) -> Iterator[str | JsonObject]:
             yield from candidates(value.get(name), depth + 1)
 
 
-def pointer_of(one: str | JsonObject) -> Pointer | None:
+def pointer_of(artifact: str | JsonObject) -> Pointer | None:
     """Read one artifact; None if it has no location."""
-    if isinstance(one, str):
-        one = {"uri": one}
-    pointer = first_text(one, POINTER, MOST_POINTER)
+    if isinstance(artifact, str):
+        artifact = {"uri": artifact}
+    pointer = first_text(artifact, POINTER, MOST_POINTER)
     if pointer is None:
         return None
-    inner = one.get("metadata")
-    more = {**(inner if isinstance(inner, dict) else {}), **one}
+    inner = artifact.get("metadata")
+    more = {**(inner if isinstance(inner, dict) else {}), **artifact}
     if "/" in (kind := first_text(more, ("type",)) or ""):       # some workers give the mime type as `type`
         more = {**more, "type": None, "mime_type": first_text(more, MIME) or kind}
     mime = first_text(more, MIME) or guess_type(pointer)
@@ -414,30 +415,30 @@ def pointer_of(one: str | JsonObject) -> Pointer | None:
     return Pointer(pointer, where or scheme_of(pointer), mime, first_text(more, CHECKSUM) or "NA", size_of(more))
 
 
-def first_text(one: JsonObject, names: tuple[str, ...], most: int = 400) -> str | None:
+def first_text(pointer: JsonObject, names: tuple[str, ...], most: int = 400) -> str | None:
     """Return the first member of these names that is a text with a value."""
     for name in names:
-        text = one.get(name)
+        text = pointer.get(name)
         if isinstance(text, str) and text.strip() not in SENTINELS and fits(text, most):
             return text
     return None
 
 
-def size_of(one: JsonObject) -> int:
+def size_of(pointer: JsonObject) -> int:
     """Return the size of an artifact in bytes, 0 if it is not given."""
     for name in SIZE:
-        said = one.get(name)
-        if isinstance(said, str) and re.fullmatch("[0-9]{1,16}", said):
-            said = int(said)
-        if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= wire.WIDEST:
-            return said
+        size = pointer.get(name)
+        if isinstance(size, str) and re.fullmatch("[0-9]{1,16}", size):
+            size = int(size)
+        if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= wire.WIDEST:
+            return size
     return 0
 
 
 def scheme_of(pointer: str) -> str:
     """Return the scheme of a pointer, or "file"."""
-    found = re.match("([A-Za-z][A-Za-z0-9+.-]{1,40}):", pointer)
-    return found[1].lower() if found else "file"
+    match = re.match("([A-Za-z][A-Za-z0-9+.-]{1,40}):", pointer)
+    return match[1].lower() if match else "file"
 
 
 def guess_type(pointer: str) -> str:

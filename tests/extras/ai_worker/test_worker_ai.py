@@ -74,8 +74,8 @@ class Run:
         self.reports.append(json.loads(json.dumps(progress)))
 
     async def do(self, *script: Json, **offer: Any) -> Done:
-        said = {"task_id": "t1", "type": "count", "payload": {"script": list(script)}, **offer}
-        return await self.executor.execute(said, self.report, lambda: self.cancelled)
+        task = {"task_id": "t1", "type": "count", "payload": {"script": list(script)}, **offer}
+        return await self.executor.execute(task, self.report, lambda: self.cancelled)
 
     async def fails(self, *script: Json, **offer: Any) -> JobFailed:
         with pytest.raises(JobFailed) as failed:
@@ -110,8 +110,8 @@ async def test_tools_are_called_and_their_results_go_back_to_the_model(begin: Be
     async with begin(servers={"sums": stdio(tmp_path)}) as run:
         done = await run.do({"call": [ADD, {"name": "math_half", "arguments": {"of": 5}}]}, {"say": "it is {last}"})
 
-    said = {"summary": "it is 2.5", "result": "it is 2.5"}
-    assert done.result == {**said, "model": "stand-in", "steps": 2, "tokens": 200}
+    answer = {"summary": "it is 2.5", "result": "it is 2.5"}
+    assert done.result == {**answer, "model": "stand-in", "steps": 2, "tokens": 200}
     assert notes(tmp_path) == ["start", "list", "list", "call add", "call math.half"]
 
 
@@ -143,9 +143,9 @@ async def test_finish_ends_the_task_with_result_and_artifacts(begin: Begin) -> N
 
 @pytest.mark.parametrize("wrapped", ["{}", "```json\n{}\n```"], ids=["plain", "fenced"])
 async def test_a_final_answer_in_json_names_result_and_artifacts(begin: Begin, wrapped: str) -> None:
-    said = {"summary": "s", "result": [1, 2], "artifacts": [{"uri": "s3://bucket/key"}]}
+    answer = {"summary": "s", "result": [1, 2], "artifacts": [{"uri": "s3://bucket/key"}]}
     async with begin(finish_tool=False) as run:
-        done = await run.do({"say": wrapped.replace("{}", json.dumps(said))})
+        done = await run.do({"say": wrapped.replace("{}", json.dumps(answer))})
 
     assert (done.result["summary"], done.result["result"]) == ("s", [1, 2])
     assert done.artifacts == [{"uri": "s3://bucket/key"}]
@@ -609,4 +609,4 @@ async def test_no_secret_enters_progress_results_failures_or_logs(
     assert done.result["result"] == "the token is [secret]; the gate's is not here, and [secret]"
     assert failed.message == "[secret] does not work"
     assert "the token is [secret]" in heard     # what a tool blurts out the model does not hear
-    assert not [one for one in (KEY, TOKEN, ENVIRON["ASYNCGATE_API_KEY"]) if one in told]
+    assert not [secret for secret in (KEY, TOKEN, ENVIRON["ASYNCGATE_API_KEY"]) if secret in told]

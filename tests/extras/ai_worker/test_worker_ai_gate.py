@@ -93,13 +93,13 @@ class House:
 
     def task(self, task_id: str) -> Json:
         """Return the record of a task."""
-        found: Json = self.gate.call("get_task", task_id=task_id)
-        return found
+        task: Json = self.gate.call("get_task", task_id=task_id)
+        return task
 
     def ended(self, task_id: str) -> Json:
         """Wait for the end of a task."""
-        found: Json = until(lambda: (task := self.task(task_id))["result"] and task, f"the end of {task_id}")
-        return found
+        task: Json = until(lambda: (task := self.task(task_id))["result"] and task, f"the end of {task_id}")
+        return task
 
     def receipts(self, task_id: str) -> list[str]:
         """Return what happened to a task."""
@@ -144,8 +144,8 @@ def test_a_model_does_a_task_with_tools_and_the_obligation_is_discharged(busy: H
     task = busy.ended(task_id)
 
     assert (task["status"], task["obligation_open"]) == ("succeeded", False)
-    said = {"summary": "counted", "result": 5}
-    assert task["result"]["result"] == {**said, "model": "stand-in", "steps": 3, "tokens": 300}
+    answer = {"summary": "counted", "result": 5}
+    assert task["result"]["result"] == {**answer, "model": "stand-in", "steps": 3, "tokens": 300}
     assert [artifact["type"] for artifact in task["result"]["artifacts"]] == ["inline"]
     assert (task["progress"]["step"], task["progress"]["summary"]) == (2, "step 2 of 4: add")
     assert busy.receipts(task_id) == ["task.accepted", "task.assigned", "task.completed", "task.result_ready"]

@@ -18,11 +18,11 @@ GOOD: dict[str, Any] = {"instructions": "Count.", "model": "m", "endpoint": ENDP
 PROGRAM = {"command": ["counter"], "tools": ["*"]}
 
 
-def with_server(**said: Any) -> dict[str, Any]:
-    return {"servers": {"sums": said}}
+def with_server(**server: Any) -> dict[str, Any]:
+    return {"servers": {"sums": server}}
 
 
-@pytest.mark.parametrize(("said", "tells"), [
+@pytest.mark.parametrize(("fields", "tells"), [
     ({"model": None}, "model: Expected `str`"),
     ({"colour": "red"}, "colour: is not a field of a profile"),
     ({"instructions": ""}, "instructions: Expected `str` of length >= 1"),
@@ -48,9 +48,9 @@ def with_server(**said: Any) -> dict[str, Any]:
     (with_server(**PROGRAM, token_env="TOKEN"), "servers.sums: token_env is for a server with a url"),
     (with_server(tools=["*"], url="http://tools.example", token_env="TOKEN"), "servers.sums: plain http would show"),
 ])
-def test_a_mistake_is_told_by_the_name_of_its_field(said: dict[str, Any], tells: str) -> None:
+def test_a_mistake_is_told_by_the_name_of_its_field(fields: dict[str, Any], tells: str) -> None:
     with pytest.raises(ProfileError) as wrong:
-        convert_profile({**GOOD, **said})
+        convert_profile({**GOOD, **fields})
 
     assert str(wrong.value).startswith(tells) or tells in str(wrong.value)
     assert "$" not in str(wrong.value).partition("matching")[0]
@@ -59,7 +59,7 @@ def test_a_mistake_is_told_by_the_name_of_its_field(said: dict[str, Any], tells:
 @pytest.mark.parametrize("missing", list(GOOD))
 def test_what_a_profile_needs_is_asked_for(missing: str) -> None:
     with pytest.raises(ProfileError, match=f"^{missing}: is required$"):
-        convert_profile({name: said for name, said in GOOD.items() if name != missing})
+        convert_profile({name: value for name, value in GOOD.items() if name != missing})
 
 
 def test_a_file_gives_its_name_to_the_profile_and_to_mistakes(tmp_path: Path) -> None:
@@ -147,13 +147,14 @@ def test_a_conversation_shrinks_by_old_results_first_and_whole_steps_then() -> N
         return [{"role": "assistant", "content": f"step {number}", "tool_calls": calls},
                 {"role": "tool", "tool_call_id": str(number), "content": "x" * length}]
 
-    said = [*step(1, 500), *step(2, 500), *step(3, 500)]
-    whole, results, steps = shrink_messages(said, 10**6), shrink_messages(said, 1700), shrink_messages(said, 500)
+    messages = [*step(1, 500), *step(2, 500), *step(3, 500)]
+    whole, results, steps = shrink_messages(messages, 10**6), shrink_messages(messages, 1700), shrink_messages(messages,
+                                                                                                               500)
 
-    assert whole == said
-    assert [len(one["content"]) > 400 for one in results if one["role"] == "tool"] == [False, True, True]
+    assert whole == messages
+    assert [len(message["content"]) > 400 for message in results if message["role"] == "tool"] == [False, True, True]
     assert [one["content"] for one in steps if one["role"] == "assistant"] == [
         "[earlier steps were dropped from the checkpoint] step 2", "step 3"]
     assert count_json_bytes(steps) <= 500
-    assert shrink_messages(said, 10) == []
-    assert said[1]["content"] == "x" * 500
+    assert shrink_messages(messages, 10) == []
+    assert messages[1]["content"] == "x" * 500

@@ -59,8 +59,8 @@ def show(chromium: Chromium, axe: Callable[[], str]) -> Iterator[Show]:
         return shown[-1]
 
     yield show
-    for one in shown:
-        chromium.run(one.close)
+    for screen in shown:
+        chromium.run(screen.close)
 
 
 OpenConsole = Callable[..., Console]
@@ -78,8 +78,8 @@ def open_console(chromium: Chromium, axe: Callable[[], str]) -> Iterator[OpenCon
         return opened[-1]
 
     yield open_console
-    for one in opened:
-        chromium.run(one.close)
+    for console in opened:
+        chromium.run(console.close)
 
 
 @pytest.fixture(scope="session")

@@ -82,10 +82,10 @@ def measure_view(console: Console, view: str, seconds: float, rate: int) -> None
         console.page.evaluate(FRAMES)
         console.page.wait_for_timeout(seconds * 1000)
         gaps: list[float] = console.page.evaluate("() => window.__gaps")
-        long = [one for one in console.seen("frames") if one > LONG_MS]
+        long = [frame for frame in console.seen("frames") if frame > LONG_MS]
         events, took = made[0], time.monotonic() - began
     print(f"{view:10} there after {first:4} ms   {events / took:5.0f} events/s   {len(gaps) / took:3.0f} frames/s   "
-          f"longest gap {max(gaps):4.0f} ms   over {LONG_MS} ms: {len(long)} {[round(one) for one in long][:5]}   "
+          f"longest gap {max(gaps):4.0f} ms   over {LONG_MS} ms: {len(long)} {[round(frame) for frame in long][:5]}   "
           f"{len(console.watch.requests) / took:.1f} requests/s   {len(console.faults())} faults")
 
 

@@ -123,7 +123,7 @@ def test_a_new_task_begins_with_what_the_newest_of_its_type_had(
 @BOTH
 def test_work_is_paused_drained_and_resumed(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     def reasons() -> dict[str, Any]:
-        return {str(one["type"]): one["reason"] for one in gate_to_change.call("list_pauses")["pauses"]}
+        return {str(pause["type"]): pause["reason"] for pause in gate_to_change.call("list_pauses")["pauses"]}
 
     console.visit("inbox?q=type%3Aocr.scan")
     press(console, "Pause …")
@@ -166,7 +166,7 @@ def test_a_bulk_is_counted_confirmed_by_typing_and_carried_out(
     assert console.axe() == []
     answer_bulk.get_by_role("button", name="Done").click()
 
-    left = [one["status"] for one in gate_to_change.call("list_tasks", type="page.summarize", limit=200)["tasks"]]
+    left = [task["status"] for task in gate_to_change.call("list_tasks", type="page.summarize", limit=200)["tasks"]]
     assert left.count("canceled") >= int(words.split()[1])
     assert not {"queued", "leased", "running"} & set(left)
     assert console.faults() == []
@@ -191,8 +191,8 @@ def test_keys_are_issued_rotated_and_revoked(chromium: Chromium, console: Consol
         console.page.wait_for_function(REVOCABLE, arg=left)
 
     assert second != secret
-    keys = [one for one in gate_to_change.call("list_keys", limit=200)["keys"] if one["principal_id"] == "robot"]
-    assert [bool(one["revoked_at"]) for one in keys] == [True, True]
+    keys = [key for key in gate_to_change.call("list_keys", limit=200)["keys"] if key["principal_id"] == "robot"]
+    assert [bool(key["revoked_at"]) for key in keys] == [True, True]
     assert console.faults() == []
 
 
@@ -209,19 +209,19 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
     console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Let go on").wait_for()
     limits = gate_to_change.call("get_limits", tenant=OTHER_TENANT)
     assert (limits["tier"], limits["max_payload_bytes"], limits["max_lease_ttl_seconds"]) == ("enterprise", 4000, 600)
-    assert [one["suspended_at"] is None for one in gate_to_change.call("list_tenants")["tenants"]
-            if one["tenant"] == OTHER_TENANT] == [False]
+    assert [tenant["suspended_at"] is None for tenant in gate_to_change.call("list_tenants")["tenants"]
+            if tenant["tenant"] == OTHER_TENANT] == [False]
     console.visit("ledger")
     press(console, "Seal now")
     last = gate_to_change.call("list_seals", last=1)["seals"][0]
     console.page.get_by_text(f"Sealed up to seal {last['number']}").wait_for()
     press(console, "Archive now")
     press(console, "Archive", within="dialog form")
-    said = console.page.get_by_role("dialog").get_by_role("alert")
-    said.wait_for()
+    alert = console.page.get_by_role("dialog").get_by_role("alert")
+    alert.wait_for()
 
-    assert "archive.directory" in said.inner_text()      # no archive is set, and the answer says how
-    assert [one for one in console.faults() if "/v1/archive/run" not in one] == []
+    assert "archive.directory" in alert.inner_text()      # no archive is set, and the answer says how
+    assert [fault for fault in console.faults() if "/v1/archive/run" not in fault] == []
 
 
 @BOTH
@@ -235,5 +235,5 @@ def test_a_budget_is_set_and_removed_beside_what_was_used(
         press(console, "Change …")
         answer(console, "Change", **{"In a month": given})
         console.page.get_by_text("No budget is set" if not kept else "of 100,000").wait_for()
-        assert [one["monthly"] for one in gate_to_change.call("get_budgets")["budgets"]] == kept
+        assert [budget["monthly"] for budget in gate_to_change.call("get_budgets")["budgets"]] == kept
     assert console.faults() == []

@@ -301,7 +301,7 @@ async def test_signing_out_ends_this_session_here_and_in_a_copy(house: House) ->
 
 async def test_signing_out_everywhere_ends_the_sessions_of_this_credential_alone(house: House) -> None:
     key, another = await house.key("agent", "ada"), await house.key("agent", "ada")
-    pages = [await signed_in(house, one) for one in (key, key, another, TOKEN)]
+    pages = [await signed_in(house, credential) for credential in (key, key, another, TOKEN)]
 
     assert (await pages[0].sign_out(everywhere=True)).status == 200
 
@@ -323,7 +323,7 @@ async def test_the_operation_that_signs_out_everywhere_ends_the_sessions_of_its_
 
 async def test_what_ends_a_key_ends_its_sessions(house: House) -> None:
     revoked, rotated, kept = [await house.key("agent", name) for name in ("ada", "bob", "cyn")]
-    pages = [await signed_in(house, one) for one in (revoked, rotated, kept)]
+    pages = [await signed_in(house, key) for key in (revoked, rotated, kept)]
 
     await house.good("revoke_key", {"key_id": house.ids[revoked]})
     await house.good("rotate_key", {"key_id": house.ids[rotated], "overlap_seconds": 0})

@@ -35,12 +35,12 @@ def test_a_question_mark_shows_the_keys_and_escape_leads_back(chromium: Chromium
 
     console.press("?")
     console.page.get_by_role("dialog", name="Keys").wait_for()
-    said = console.page.get_by_role("dialog").inner_text()
-    found = console.axe()
+    text = console.page.get_by_role("dialog").inner_text()
+    violations = console.axe()
     console.press("Escape")
 
-    assert all(f"Go to {view.capitalize()}" in said for view in VIEWS)
-    assert found == []
+    assert all(f"Go to {view.capitalize()}" in text for view in VIEWS)
+    assert violations == []
     assert console.page.get_by_role("dialog").count() == 0
     assert console.focused() == before
 
@@ -81,7 +81,7 @@ def test_tab_reaches_everything_and_shows_where_it_is(view: str, chromium: Chrom
 
     walked = console.walk()
 
-    assert [one for one in walked if one.endswith("UNSEEN")] == []
+    assert [place for place in walked if place.endswith("UNSEEN")] == []
     assert len(walked) >= there, walked
     assert "Skip to the content" in walked[0]
 
@@ -112,7 +112,7 @@ def test_what_is_done_in_a_dialog_is_done_by_keyboard(chromium: Chromium, open_c
     console.press("Enter")
     console.page.locator("#main").get_by_text("the typist says so").wait_for()
 
-    assert "the typist says so" in {one["reason"] for one in gate_to_change.call("list_pauses")["pauses"]}
+    assert "the typist says so" in {pause["reason"] for pause in gate_to_change.call("list_pauses")["pauses"]}
 
 
 def test_who_ends_the_task_of_a_row_goes_on_with_the_next_row(

@@ -146,11 +146,11 @@ def test_a_view_that_the_gate_did_not_send_comes_when_it_is_asked_for_again(
 
     console.page.get_by_role("link", name="Workers").click()
     console.page.get_by_role("alert").get_by_text("the gate did not send this view").wait_for()
-    said = console.page.get_by_role("heading", level=1).inner_text()
+    heading = console.page.get_by_role("heading", level=1).inner_text()
     away = False        # the route stays: a request that is under way while it is removed would never be answered
     console.page.get_by_role("button", name="Try again").click()
 
-    assert said == "Workers"
+    assert heading == "Workers"
     console.await_view("workers")
 
 

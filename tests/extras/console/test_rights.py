@@ -65,10 +65,10 @@ def test_a_reading_credential_sees_no_button_that_changes_something(
     shown: dict[str, list[str]] = {}
     for view in [*VIEWS, f"task/{guarded_gate.find(status='running')}", f"task/{guarded_gate.find(held=True)}"]:
         console.visit(view)
-        shown[view] = [said for said in console.page.evaluate(CHANGES) if not said.startswith(HARMLESS)]
+        shown[view] = [label for label in console.page.evaluate(CHANGES) if not label.startswith(HARMLESS)]
         assert console.faults() == [], view
 
-    assert {view: said for view, said in shown.items() if said} == {}
+    assert {view: labels for view, labels in shown.items() if labels} == {}
 
 
 def test_the_gate_refuses_what_a_reading_credential_tries_anyway(
@@ -87,7 +87,7 @@ def test_a_credential_is_led_only_to_the_views_that_it_may_see(
         role: str, views: set[str], chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
     console = open_console(guarded_gate, guarded_gate.issue(role, principal_kind=role, principal_id="ada"))
 
-    shown = {(one.get_attribute("href") or "")[2:] for one in console.page.locator("nav.views a").all()}
+    shown = {(link.get_attribute("href") or "")[2:] for link in console.page.locator("nav.views a").all()}
 
     assert views <= shown
     assert not shown & {"admin", "queues", "workers"}
@@ -108,7 +108,7 @@ def test_a_session_is_worth_nothing_without_its_cookie_or_without_its_page(
 
     assert (bare, alone) == (401, 401)
     assert cookies
-    assert all(one["httpOnly"] and one["sameSite"] == "Strict" for one in cookies)
+    assert all(cookie["httpOnly"] and cookie["sameSite"] == "Strict" for cookie in cookies)
     assert guarded_gate.issue("agent") not in str(cookies)
 
 

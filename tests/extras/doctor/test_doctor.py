@@ -67,18 +67,18 @@ class Bench:
             db.execute(sql, given)
             db.commit()
 
-    def store(self, table: str, **said: Any) -> None:
+    def store(self, table: str, **fields: Any) -> None:
         """Write a row of the tenant t; what is not said of it is empty."""
         with contextlib.closing(sqlite3.connect(self.file)) as db:
             db.execute("UPDATE wall SET tenant_id = 't'")
             names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-            row = {**dict.fromkeys(names, 0), "tenant_id": "t", **said}
-            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", [row[one] for one in names])
+            row = {**dict.fromkeys(names, 0), "tenant_id": "t", **fields}
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", [row[name] for name in names])
             db.commit()
 
     def examined(self, *sets: str, options: tuple[str, ...] = ()) -> tuple[int, list[Finding]]:
         """Run the doctor with these settings; return the exit status and what was found."""
-        given = [part for one in sets for part in ("--set", one)]
+        given = [part for setting in sets for part in ("--set", setting)]
         asked = ["doctor", "--json", "--database", f"sqlite:///{self.file}", *given, *options]
         ran = CliRunner().invoke(main, asked, prog_name="asyncgate")
         assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
@@ -90,9 +90,9 @@ def told(text: str) -> list[Finding]:
     return msgspec.json.decode(text, type=Examination).findings
 
 
-def worse(found: list[Finding]) -> list[Finding]:
+def worse(findings: list[Finding]) -> list[Finding]:
     """What is neither ok nor says only how slow or full a shared disk is now."""
-    return [one for one in found if one.severity != "ok" and one.check != "disk"]
+    return [finding for finding in findings if finding.severity != "ok" and finding.check != "disk"]
 
 
 @pytest.fixture
@@ -406,27 +406,28 @@ def a_package_that_is_too_old(bench: Bench) -> list[str]:
 def test_a_fault_is_found_with_its_cure(name: str, bench: Bench) -> None:
     plant, (check, severity, seen, cure) = FAULTS[name]
 
-    status, found = bench.examined(*plant(bench))
+    status, findings = bench.examined(*plant(bench))
 
-    [finding] = [one for one in found if one.check == check and one.severity == severity and seen in one.seen]
+    [finding] = [one for one in findings if one.check == check and one.severity == severity and seen in one.seen]
     assert cure in finding.cure
-    worst = {one.severity for one in found}
+    worst = {one.severity for one in findings}
     assert status == (1 if worst & {"warning", "error"} else 0)
 
 
 def test_the_faults_are_found_alone(bench: Bench) -> None:
     """What is well beside a fault is not called wrong: the installation that all of them start from has none."""
-    status, found = bench.examined()
+    status, findings = bench.examined()
 
-    assert [(one.check, one.severity) for one in worse(found)] == [("gate", "note")]       # none was asked
+    # none was asked
+    assert [(finding.check, finding.severity) for finding in worse(findings)] == [("gate", "note")]
     assert status == 0
 
 
 def test_settings_that_cannot_be_read_are_a_finding_and_end_with_2(bench: Bench) -> None:
-    status, found = bench.examined("nonsense=1")
+    status, findings = bench.examined("nonsense=1")
 
-    assert [(one.check, one.severity) for one in found] == [("settings", "error")]
-    assert "'nonsense' is not a setting" in found[0].seen
+    assert [(finding.check, finding.severity) for finding in findings] == [("settings", "error")]
+    assert "'nonsense' is not a setting" in findings[0].seen
     assert status == 2
 
 
@@ -434,9 +435,9 @@ def test_no_secret_is_shown(bench: Bench) -> None:
     asked = ["receipt_mode=memorygate_integrated", "ledger.url=http://ada:hunter2@127.0.0.1:9",
              "ledger.auth_token=hunter2", "api_key=hunter2"]
 
-    _, found = bench.examined(*asked)
+    _, findings = bench.examined(*asked)
 
-    assert "hunter2" not in str([(one.seen, one.cure) for one in found])
+    assert "hunter2" not in str([(finding.seen, finding.cure) for finding in findings])
 
 
 def test_a_write_ahead_log_that_a_reader_has_let_grow_is_found(bench: Bench) -> None:
@@ -450,9 +451,9 @@ def test_a_write_ahead_log_that_a_reader_has_let_grow_is_found(bench: Bench) -> 
             writer.execute("INSERT INTO ballast VALUES (zeroblob(8388608))")
             writer.commit()
 
-        _, found = bench.examined()
+        _, findings = bench.examined()
 
-    [large] = [one for one in found if "write-ahead log" in one.seen]
+    [large] = [finding for finding in findings if "write-ahead log" in finding.seen]
     assert large.severity == "warning"
     assert "restart the gate" in large.cure
 
@@ -461,11 +462,11 @@ def test_a_lease_that_a_serving_gate_does_not_take_back_is_an_error(bench: Bench
     lost_lease(bench, time.time() - 3600)
     lock = FileLock(str(bench.file))
     try:
-        status, found = bench.examined()
+        status, findings = bench.examined()
     finally:
         lock.release()
 
-    [stuck] = [one for one in found if "its sweep is stuck" in one.seen]
+    [stuck] = [finding for finding in findings if "its sweep is stuck" in finding.seen]
     assert (stuck.check, stuck.severity) == ("database", "error")
     assert f"process {os.getpid()} serves" in stuck.seen
     assert "restart the gate" in stuck.cure
@@ -479,11 +480,11 @@ def test_a_ledger_that_refuses_the_credential_is_found(bench: Bench) -> None:
         _, refused = bench.examined(*asked, f"ledger.auth_token={STRONG}")
         _, taken = bench.examined(*asked, f"ledger.auth_token={ledger.token}")
 
-    [no] = [one for one in refused if one.check == "ledger"]
+    [no] = [finding for finding in refused if finding.check == "ledger"]
     assert (no.severity, "refuses the gate's credential" in no.seen) == ("error", True)
     assert "ledger.auth_token" in no.cure
     assert STRONG not in no.seen
-    assert [one.severity for one in taken if one.check == "ledger"] == ["ok"]
+    assert [finding.severity for finding in taken if finding.check == "ledger"] == ["ok"]
 
 
 def test_a_receiptgate_that_refuses_the_credential_is_found(bench: Bench) -> None:
@@ -493,10 +494,10 @@ def test_a_receiptgate_that_refuses_the_credential_is_found(bench: Bench) -> Non
         _, refused = bench.examined(*asked, f"ledger.auth_token={STRONG}")
         _, taken = bench.examined(*asked, f"ledger.auth_token={KEY}")
 
-    [no] = [one for one in refused if one.check == "ledger"]
+    [no] = [finding for finding in refused if finding.check == "ledger"]
     assert (no.severity, "refuses the gate's credential" in no.seen) == ("error", True)
     assert "ledger.auth_token" in no.cure
-    assert [one.severity for one in taken if one.check == "ledger"] == ["ok"]
+    assert [finding.severity for finding in taken if finding.check == "ledger"] == ["ok"]
 
 
 def test_a_store_of_the_limits_is_well_until_it_is_killed(bench: Bench) -> None:
@@ -508,7 +509,7 @@ def test_a_store_of_the_limits_is_well_until_it_is_killed(bench: Bench) -> None:
         valkey.kill()
         _, gone = bench.examined(*asked)
 
-    assert [[one.severity for one in found if one.check == "limits"] for found in (there, gone)] == [
+    assert [[finding.severity for finding in findings if finding.check == "limits"] for findings in (there, gone)] == [
         ["ok"], ["warning"]]
 
 
@@ -532,17 +533,17 @@ def shown() -> Iterator[int]:
 
 
 def test_a_certificate_that_callers_refuse_at_the_public_address_is_found(bench: Bench, shown: int) -> None:
-    _, found = bench.examined(options=("--url", f"https://localhost:{shown}"))
+    _, findings = bench.examined(options=("--url", f"https://localhost:{shown}"))
 
-    [refused] = [one for one in found if one.check == "tls"]
+    [refused] = [finding for finding in findings if finding.check == "tls"]
     assert (refused.severity, "is refused by callers" in refused.seen) == ("error", True)
     assert "renew the certificate" in refused.cure
 
 
 def test_a_gate_that_does_not_answer_is_found(bench: Bench) -> None:
-    status, found = bench.examined(options=("--url", NOWHERE))
+    status, findings = bench.examined(options=("--url", NOWHERE))
 
-    [away] = [one for one in found if one.check == "gate"]
+    [away] = [finding for finding in findings if finding.check == "gate"]
     assert (away.severity, away.seen.startswith("no gate answers at http://127.0.0.1:9")) == ("error", True)
     assert "asyncgate serve" in away.cure
     assert status == 1
@@ -562,11 +563,11 @@ def test_nothing_is_changed_whether_the_file_was_closed_or_its_gate_was_killed(b
     gate = Live(database=f"sqlite:///{bench.file}")
     gate.kill()
     killed = contents(bench.folder)
-    _, found = bench.examined()
+    _, findings = bench.examined()
 
     assert contents(bench.folder) == killed
     assert {*killed} == {"gate.db", "gate.db-wal", "gate.db.lock"}
-    [note] = [one for one in found if "ended without closing it" in one.seen]
+    [note] = [finding for finding in findings if "ended without closing it" in finding.seen]
     assert (note.severity, "asyncgate serve" in note.cure) == ("note", True)
 
 
@@ -574,24 +575,24 @@ def test_a_healthy_gate_that_runs_has_no_finding(bench: Bench) -> None:
     gate = Live(database=f"sqlite:///{bench.file}")
     bench.patch.setenv("ASYNCGATE_API_KEY", TOKEN)
     try:
-        status, found = bench.examined()
+        status, findings = bench.examined()
     finally:
         gate.kill()
 
-    assert worse(found) == []
+    assert worse(findings) == []
     assert {"settings", "rights", "disk", "clock", "versions", "database", "gate", "upkeep"} <= {
-        one.check for one in found}
+        finding.check for finding in findings}
     assert status == 0
 
 
 def test_a_gate_that_does_not_know_the_credential_says_at_least_that_it_is_healthy(bench: Bench) -> None:
     gate = Live(database=f"sqlite:///{bench.file}")
     try:
-        _, found = bench.examined()
+        _, findings = bench.examined()
     finally:
         gate.kill()
 
-    assert [(one.severity, one.cure) for one in found if one.check == "gate"] == [
+    assert [(finding.severity, finding.cure) for finding in findings if finding.check == "gate"] == [
         ("ok", ""), ("note", "give an operator's credential: --token @FILE, or --profile")]
 
 
@@ -617,18 +618,19 @@ def test_json_says_the_worst_severity(bench: Bench) -> None:
 
 
 def test_the_checklist_has_every_line_of_the_specification(bench: Bench) -> None:
-    _, found = bench.examined(options=("--production",))
+    _, findings = bench.examined(options=("--production",))
 
-    assert len([one for one in found if one.check == "production"]) == 18
+    assert len([finding for finding in findings if finding.check == "production"]) == 18
 
 
 def test_a_gate_for_trials_is_not_ready_for_production_and_is_told_what_it_lacks(bench: Bench) -> None:
     bench.patch.setenv("ASYNCGATE_API_KEY", STRONG)
 
-    _, found = bench.examined(options=("--production",))
+    _, findings = bench.examined(options=("--production",))
 
-    cures = " ".join(one.cure for one in found if one.check == "production" and one.severity == "warning")
-    assert all(said in cures for said in (
+    cures = " ".join(finding.cure for finding in findings if finding.check == "production"
+                     and finding.severity == "warning")
+    assert all(setting in cures for setting in (
         "security.tls.certificate_path", "security.rate_limiting.enabled=true", "metrics.enabled=true", "_COMMAND"))
 
 
@@ -636,9 +638,9 @@ def test_a_gate_that_is_ready_has_only_questions_for_people_left(bench: Bench) -
     bench.patch.delenv("ASYNCGATE_API_KEY")
     bench.patch.setenv("ASYNCGATE_API_KEY_FILE", str(bench.private("key", STRONG)))
 
-    _, found = bench.examined(f"security.tls.certificate_path={certificate(bench, 60)}", "metrics.enabled=true",
-                              "security.rate_limiting.enabled=true", options=("--production",))
+    _, findings = bench.examined(f"security.tls.certificate_path={certificate(bench, 60)}", "metrics.enabled=true",
+                                 "security.rate_limiting.enabled=true", options=("--production",))
 
-    lines = [one for one in found if one.check == "production"]
-    assert {one.severity for one in lines} == {"ok", "note"}
-    assert all(one.cure for one in lines if one.severity == "note")
+    lines = [finding for finding in findings if finding.check == "production"]
+    assert {line.severity for line in lines} == {"ok", "note"}
+    assert all(line.cure for line in lines if line.severity == "note")

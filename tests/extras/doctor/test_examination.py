@@ -46,8 +46,8 @@ async def found_in(served: Served, later: float = 0.0) -> list[Finding]:
 async def test_a_running_gate_answers_its_operator(served: Served) -> None:
     told = await served.get("/v1/examination")
 
-    assert {one["check"] for one in told["findings"]} >= {"settings", "versions", "clock", "upkeep"}
-    assert [one for one in told["findings"] if one["severity"] != "ok" and not one["cure"]] == []
+    assert {finding["check"] for finding in told["findings"]} >= {"settings", "versions", "clock", "upkeep"}
+    assert [finding for finding in told["findings"] if finding["severity"] != "ok" and not finding["cure"]] == []
     assert told["severity"] in ("ok", "note", "warning", "error")
 
 
@@ -62,7 +62,7 @@ async def test_nobody_but_the_operator_may_examine_a_gate(served: Served) -> Non
 
 
 async def test_a_healthy_gate_has_no_finding(served: Served) -> None:
-    assert [(one.check, one.severity) for one in await found_in(served)] == [
+    assert [(finding.check, finding.severity) for finding in await found_in(served)] == [
         ("service", "ok"), ("upkeep", "ok")]
 
 
@@ -74,27 +74,27 @@ async def test_a_job_that_fails_is_found(tmp_path: Path) -> None:
             db.execute("ALTER TABLE leases RENAME TO lost")
 
         await gate.upkeep.once("sweep")
-        [found] = [one for one in await found_in(Served(gate)) if "job sweep" in one.seen]
+        [finding] = [finding for finding in await found_in(Served(gate)) if "job sweep" in finding.seen]
 
-    assert (found.check, found.severity) == ("upkeep", "error")
-    assert "the last run of the job sweep failed with DatabaseUnavailable (" in found.seen
-    assert "`upkeep: sweep failed` in the gate's log" in found.cure
+    assert (finding.check, finding.severity) == ("upkeep", "error")
+    assert "the last run of the job sweep failed with DatabaseUnavailable (" in finding.seen
+    assert "`upkeep: sweep failed` in the gate's log" in finding.cure
 
 
 async def test_jobs_that_hang_are_found(served: Served) -> None:
-    found = [one for one in await found_in(served, later=DAY) if one.check == "upkeep"]
+    findings = [finding for finding in await found_in(served, later=DAY) if finding.check == "upkeep"]
 
-    assert {one.severity for one in found} == {"error"}
-    assert {one.seen.split()[2] for one in found} >= {"sweep", "beat", "presence"}
-    assert all("restart the gate" in one.cure for one in found)
+    assert {finding.severity for finding in findings} == {"error"}
+    assert {finding.seen.split()[2] for finding in findings} >= {"sweep", "beat", "presence"}
+    assert all("restart the gate" in finding.cure for finding in findings)
 
 
 async def test_a_gate_that_drains_says_so(served: Served) -> None:
     await served.post("/v1/gate/drain")
 
-    [found] = [one for one in await found_in(served) if one.check == "service"]
+    [finding] = [finding for finding in await found_in(served) if finding.check == "service"]
 
-    assert (found.severity, "asyncgate resume-gate" in found.cure) == ("note", True)
+    assert (finding.severity, "asyncgate resume-gate" in finding.cure) == ("note", True)
 
 
 async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
@@ -107,21 +107,21 @@ async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
         rounds = served.gate.ledger.sender.rounds.values()
         await asyncio.gather(*(tenant.running for tenant in rounds if tenant.running))
 
-        [found] = [one for one in await found_in(served) if one.check == "sending"]
+        [finding] = [finding for finding in await found_in(served) if finding.check == "sending"]
 
-    assert (found.severity, "circuit breaker of the ledger is open" in found.seen) == ("warning", True)
-    assert "closes by itself" in found.cure
+    assert (finding.severity, "circuit breaker of the ledger is open" in finding.seen) == ("warning", True)
+    assert "closes by itself" in finding.cure
 
 
 async def test_a_lost_store_of_the_limits_is_found(serve: Serve) -> None:
     limiting = RateLimiting(enabled=True, storage="redis", redis_url="redis://127.0.0.1:9")
     served = await serve(security=SecuritySettings(rate_limiting=limiting))
 
-    before = [one for one in await found_in(served) if one.check == "counting"]
+    before = [finding for finding in await found_in(served) if finding.check == "counting"]
     await served.call("GET", "/v1/whoami")
-    after = [one for one in await found_in(served) if one.check == "counting"]
+    after = [finding for finding in await found_in(served) if finding.check == "counting"]
 
-    assert [one.severity for one in (*before, *after)] == ["ok", "warning"]
+    assert [finding.severity for finding in (*before, *after)] == ["ok", "warning"]
     assert "start the store" in after[0].cure
 
 
@@ -131,25 +131,25 @@ async def test_a_certificate_that_was_renewed_under_a_running_gate_is_found(tmp_
     os.utime(path, (time.time() + 60, time.time() + 60))
     settings = Settings(security=SecuritySettings(tls=Tls(certificate_path=str(path))))
 
-    found = await examine(Installation(settings, running=served.engine), {"tls": check_certificates})
+    findings = await examine(Installation(settings, running=served.engine), {"tls": check_certificates})
 
-    [changed] = [one for one in found if "after this gate had read it" in one.seen]
+    [changed] = [finding for finding in findings if "after this gate had read it" in finding.seen]
     assert (changed.severity, changed.cure) == ("warning", "restart the gate")
 
 
 @pytest.mark.parametrize(("waited", "severity"), [(1.0, "ok"), (SLOW_FLUSH_MS, "note"), (BAD_FLUSH_MS, "warning")])
 async def test_a_slow_disk_is_told_by_how_slow_it_is(waited: float, severity: str) -> None:
-    [found] = judge_flush(waited)
+    [finding] = judge_flush(waited)
 
-    assert found.severity == severity
-    assert bool(found.cure) == (severity != "ok")
+    assert finding.severity == severity
+    assert bool(finding.cure) == (severity != "ok")
 
 
 async def test_a_check_that_breaks_is_a_finding_and_stops_no_other(served: Served) -> None:
     def breaks(at: Installation) -> Any:
         raise RuntimeError("no hands")
 
-    found = await examine(Installation(Settings()), {"broken": breaks, **RUNNING, "again": breaks})
+    findings = await examine(Installation(Settings()), {"broken": breaks, **RUNNING, "again": breaks})
 
-    assert [(one.check, one.severity) for one in found] == [("broken", "error"), ("again", "error")]
-    assert "RuntimeError: no hands" in found[0].seen
+    assert [(finding.check, finding.severity) for finding in findings] == [("broken", "error"), ("again", "error")]
+    assert "RuntimeError: no hands" in findings[0].seen

@@ -52,7 +52,7 @@ async def findings(settings: Settings, clock: Callable[[], float] = time.time) -
 
 async def only(settings: Settings, seen: str, **more: Any) -> Finding:
     """Return the one finding that is not ok; there is no other."""
-    found = [one for one in await findings(settings, **more) if one.severity != "ok"]
+    found = [finding for finding in await findings(settings, **more) if finding.severity != "ok"]
     assert len(found) == 1, found
     assert seen in found[0].seen
     return found[0]
@@ -77,7 +77,7 @@ async def test_a_healthy_database_has_no_finding_and_is_not_changed(cluster: Clu
 
     found = await findings(settings_of(cluster.url(name)))
 
-    assert [one for one in found if one.severity != "ok"] == []
+    assert [finding for finding in found if finding.severity != "ok"] == []
     assert len(found) >= 8
     assert await contents(cluster, name) == before
 
@@ -89,39 +89,39 @@ async def test_a_healthy_database_has_no_finding_and_is_not_changed(cluster: Clu
 async def test_a_role_that_is_too_strong_is_found(cluster: Cluster, name: str, make: str, why: str) -> None:
     await run(cluster, name, f"CREATE ROLE strong_{name} LOGIN {make}")
 
-    found = await only(settings_of(cluster.url(name, f"strong_{name}")), why)
+    finding = await only(settings_of(cluster.url(name, f"strong_{name}")), why)
     trusted = await only(settings_of(cluster.url(name, f"strong_{name}"), trusted_role=True), why)
 
-    assert (found.severity, trusted.severity) == ("error", "warning")
-    assert found.cure.startswith("connect as asyncgate_app")
+    assert (finding.severity, trusted.severity) == ("error", "warning")
+    assert finding.cure.startswith("connect as asyncgate_app")
 
 
 async def test_a_missing_grant_is_found_and_the_cure_cures_it(cluster: Cluster, name: str) -> None:
     from asyncgate.backends.postgres import migrate_database
     await run(cluster, name, "REVOKE SELECT ON asyncgate.states FROM asyncgate_app")
 
-    found = await only(settings_of(cluster.url(name)), "GRANT SELECT ON TABLE asyncgate.states TO asyncgate_app")
-    assert (found.severity, "asyncgate migrate" in found.cure) == ("error", True)
+    finding = await only(settings_of(cluster.url(name)), "GRANT SELECT ON TABLE asyncgate.states TO asyncgate_app")
+    assert (finding.severity, "asyncgate migrate" in finding.cure) == ("error", True)
 
     await migrate_database(cluster.admin_url(name))
-    assert [one for one in await findings(settings_of(cluster.url(name))) if one.severity != "ok"] == []
+    assert [finding for finding in await findings(settings_of(cluster.url(name))) if finding.severity != "ok"] == []
 
 
 async def test_a_wall_that_was_taken_down_is_found(cluster: Cluster, name: str) -> None:
     await run(cluster, name, "ALTER TABLE asyncgate.receipts DISABLE ROW LEVEL SECURITY")
 
-    found = await only(settings_of(cluster.url(name)), "ALTER TABLE asyncgate.receipts ENABLE ROW LEVEL SECURITY")
+    finding = await only(settings_of(cluster.url(name)), "ALTER TABLE asyncgate.receipts ENABLE ROW LEVEL SECURITY")
 
-    assert (found.severity, "asyncgate migrate" in found.cure) == ("error", True)
+    assert (finding.severity, "asyncgate migrate" in finding.cure) == ("error", True)
 
 
 async def test_a_database_that_is_not_migrated_is_found(cluster: Cluster) -> None:
     await cluster.create_database(name := f"examined_{next(numbers)}")
     await cluster.migrated_database(f"examined_{next(numbers)}")     # which makes the roles
 
-    found = await only(settings_of(cluster.url(name)), "has no schema of the gate yet")
+    finding = await only(settings_of(cluster.url(name)), "has no schema of the gate yet")
 
-    assert (found.severity, "asyncgate migrate" in found.cure) == ("error", True)
+    assert (finding.severity, "asyncgate migrate" in finding.cure) == ("error", True)
 
 
 @pytest.mark.parametrize(("change", "severity", "seen", "cure"), [
@@ -135,24 +135,25 @@ async def test_a_schema_of_another_release_is_found(
         cluster: Cluster, name: str, change: str, severity: str, seen: str, cure: str) -> None:
     await run(cluster, name, change)
 
-    found = await only(settings_of(cluster.url(name)), seen)
+    finding = await only(settings_of(cluster.url(name)), seen)
 
-    assert (found.severity, cure in found.cure) == (severity, True)
+    assert (finding.severity, cure in finding.cure) == (severity, True)
 
 
 async def test_commits_that_do_not_wait_for_the_disk_are_found(cluster: Cluster, name: str) -> None:
     await run(cluster, name, f"ALTER DATABASE {name} SET synchronous_commit = off")
 
-    found = await only(settings_of(cluster.url(name)), "synchronous_commit is off")
+    finding = await only(settings_of(cluster.url(name)), "synchronous_commit is off")
 
-    assert (found.severity, "ALTER SYSTEM SET synchronous_commit = on" in found.cure) == ("error", True)
+    assert (finding.severity, "ALTER SYSTEM SET synchronous_commit = on" in finding.cure) == ("error", True)
 
 
 async def test_a_server_that_never_waits_for_the_disk_is_found() -> None:
     with Cluster() as hasty:        # as the suite uses it
         url = await hasty.migrated_database("hasty")
 
-        found = {one.seen.split()[0]: one for one in await findings(settings_of(url)) if one.severity != "ok"}
+        found = {finding.seen.split()[0]: finding for finding in await findings(settings_of(url))
+                 if finding.severity != "ok"}
 
     assert {*found} == {"fsync", "full_page_writes"}
     assert found["fsync"].severity == "error"
@@ -160,46 +161,47 @@ async def test_a_server_that_never_waits_for_the_disk_is_found() -> None:
 
 
 async def test_a_pool_that_is_larger_than_the_server_allows_is_found(cluster: Cluster, name: str) -> None:
-    found = await only(settings_of(cluster.url(name), pool_size=1000), "database.pool_size is 1000")
+    finding = await only(settings_of(cluster.url(name), pool_size=1000), "database.pool_size is 1000")
 
-    assert (found.severity, found.cure) == (
+    assert (finding.severity, finding.cure) == (
         "warning", "lower database.pool_size, or raise max_connections in Postgres")
 
 
 @pytest.mark.parametrize(("off", "severity"), [(10, "warning"), (-10, "warning"), (-3600, "error")])
 async def test_a_clock_that_is_off_is_found(cluster: Cluster, name: str, off: float, severity: str) -> None:
-    found = await only(settings_of(cluster.url(name)), "the clock of the database is", clock=lambda: time.time() + off)
+    finding = await only(settings_of(cluster.url(name)), "the clock of the database is",
+                         clock=lambda: time.time() + off)
 
-    assert (found.severity, "timedatectl set-ntp true" in found.cure) == (severity, True)
-    assert f"{abs(off)}." in found.seen
-    assert ("behind" if off > 0 else "ahead of") in found.seen
+    assert (finding.severity, "timedatectl set-ntp true" in finding.cure) == (severity, True)
+    assert f"{abs(off)}." in finding.seen
+    assert ("behind" if off > 0 else "ahead of") in finding.seen
 
 
 async def test_a_server_that_is_away_is_found(cluster: Cluster) -> None:
-    found = await only(settings_of("postgresql://asyncgate_app@127.0.0.1:9/gate"), "cannot reach the database")
+    finding = await only(settings_of("postgresql://asyncgate_app@127.0.0.1:9/gate"), "cannot reach the database")
 
-    assert (found.severity, "start Postgres" in found.cure) == ("error", True)
+    assert (finding.severity, "start Postgres" in finding.cure) == ("error", True)
 
 
 async def test_a_database_that_is_not_there_is_found(cluster: Cluster) -> None:
-    found = await only(settings_of(cluster.url("nowhere")), "'nowhere'")
+    finding = await only(settings_of(cluster.url("nowhere")), "'nowhere'")
 
-    assert (found.severity, "database.url" in found.cure) == ("error", True)
+    assert (finding.severity, "database.url" in finding.cure) == ("error", True)
 
 
 async def test_a_gate_without_a_way_in_is_found(cluster: Cluster, name: str) -> None:
-    found = await only(replace(settings_of(cluster.url(name)), api_key=""), "nobody can enter")
+    finding = await only(replace(settings_of(cluster.url(name)), api_key=""), "nobody can enter")
 
-    assert (found.severity, "asyncgate keys issue" in found.cure) == ("error", True)
+    assert (finding.severity, "asyncgate keys issue" in finding.cure) == ("error", True)
 
 
 async def test_an_archivist_who_cannot_log_in_is_found(cluster: Cluster, name: str) -> None:
     settings = settings_of(cluster.url(name), archive_url=cluster.url(name, "nobody_knows_this_role"))
     archiving = replace(settings, archive=ArchiveSettings(enabled=True, directory="archive"))
 
-    found = await only(archiving, "the role asyncgate_archivist cannot log in")
+    finding = await only(archiving, "the role asyncgate_archivist cannot log in")
 
-    assert (found.severity, "database.archive_url" in found.cure) == ("error", True)
+    assert (finding.severity, "database.archive_url" in finding.cure) == ("error", True)
 
 
 @pytest.fixture
@@ -223,9 +225,9 @@ async def leased(cluster: Cluster, name: str) -> AsyncIterator[Callable[..., Awa
 
 
 async def test_a_sweep_that_is_stuck_is_found(leased: Callable[..., Awaitable[Settings]]) -> None:
-    found = await only(await leased(), "its sweep is stuck")
+    finding = await only(await leased(), "its sweep is stuck")
 
-    assert (found.severity, "restart the gate" in found.cure) == ("error", True)
+    assert (finding.severity, "restart the gate" in finding.cure) == ("error", True)
 
 
 async def test_a_gate_that_died_and_whose_tasks_nobody_adopts_is_found(
@@ -240,11 +242,11 @@ async def test_a_gate_that_died_and_whose_tasks_nobody_adopts_is_found(
                   "INSERT INTO asyncgate.instances (instance_id, beat_at, beat_seconds) "
                   "VALUES ('dead', now() - interval '1 hour', 10)")
 
-        found = [one for one in await findings(settings) if one.severity != "ok"]
+        found = [finding for finding in await findings(settings) if finding.severity != "ok"]
     finally:
         await beside.close()
 
-    assert [one.severity for one in found] == ["note", "error"]
+    assert [finding.severity for finding in found] == ["note", "error"]
     assert "the gate dead gave its last sign 1 h ago" in found[0].seen
     assert "of the gate dead, which is gone and whose tasks nobody adopts" in found[1].seen
     assert "restart the gate" in found[1].cure
@@ -252,6 +254,6 @@ async def test_a_gate_that_died_and_whose_tasks_nobody_adopts_is_found(
 
 async def test_leases_that_ran_out_while_nobody_served_are_a_note(
         leased: Callable[..., Awaitable[Settings]]) -> None:
-    found = await only(await leased(stays=False), "and no gate serves")
+    finding = await only(await leased(stays=False), "and no gate serves")
 
-    assert (found.severity, "asyncgate serve" in found.cure) == ("note", True)
+    assert (finding.severity, "asyncgate serve" in finding.cure) == ("note", True)

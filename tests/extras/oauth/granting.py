@@ -82,9 +82,9 @@ class Program:
 
     async def grant(self, token: str) -> Grant:
         """Return the row of a session, by a code or a refresh token."""
-        found = await self.served.backend.record(self.served.tenant_id, Grant, token[4:40])
-        assert found is not None
-        return found
+        grant = await self.served.backend.record(self.served.tenant_id, Grant, token[4:40])
+        assert grant is not None
+        return grant
 
     async def works(self, access_token: str) -> bool:
         """Whether the gate takes an access token."""

@@ -48,10 +48,10 @@ class Token:
             "client_name": "App", "redirect_uris": ["http://localhost/cb"], **more})
         return made
 
-    async def keep(self, **said: Any) -> str:
+    async def keep(self, **fields: Any) -> str:
         """Keep a client with a metadata document that was read a moment ago."""
         whole = {"client_id": URL, "redirect_uris": ["http://localhost/cb"], "jwks": JWKS,
-                 "token_endpoint_auth_method": "private_key_jwt", **said}
+                 "token_endpoint_auth_method": "private_key_jwt", **fields}
         client = assertions_client(whole, self.server.engine.backend.now())
         await self.server.directory.change(lambda work: note_sign_in(work, client), (OAuthClient, (URL,)))
         return URL
@@ -73,17 +73,17 @@ class Token:
                               client_assertion_type=ASSERTION_TYPE)
 
 
-def assertions_client(said: dict[str, Any], now: float) -> OAuthClient:
-    return read_document(URL, json.dumps(said).encode(), now)
+def assertions_client(document: dict[str, Any], now: float) -> OAuthClient:
+    return read_document(URL, json.dumps(document).encode(), now)
 
 
 def assertion(key: Any = KEY, alg: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
     now = int(time.time())
-    said = {"iss": URL, "sub": URL, "aud": ISSUER, "iat": now, "exp": now + 60, "jti": "1", **claims}
+    payload = {"iss": URL, "sub": URL, "aud": ISSUER, "iat": now, "exp": now + 60, "jti": "1", **claims}
     heads = {"alg": alg, "kid": key.kid, **(header or {})}
-    times = {k: int(now + v.total_seconds()) for k, v in said.items() if isinstance(v, timedelta)}      # from now
+    times = {k: int(now + v.total_seconds()) for k, v in payload.items() if isinstance(v, timedelta)}      # from now
     return jwt.encode({k: v for k, v in heads.items() if v is not ...},
-                      {k: v for k, v in (said | times).items() if v is not ...}, key, algorithms=[alg])
+                      {k: v for k, v in (payload | times).items() if v is not ...}, key, algorithms=[alg])
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ async def test_nor_does_one_without_a_signature_or_by_another_algorithm(token: T
     await token.keep()
     head, claims, signature = assertion().split(".")
 
-    def b64(said: dict[str, Any]) -> str:
-        return base64.urlsafe_b64encode(json.dumps(said).encode()).rstrip(b"=").decode()
+    def b64(part: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
     none = [f"{b64({'alg': alg, 'kid': 'k1'})}.{claims}." for alg in ("none", "None", "HS256", "RS384", "PS256")]
     odd = [f"{head}.{claims}.", f"{head}.{claims}", f"{head}.{claims}.{signature}.x",
            f"{head}.{claims}.{signature[:-4]}",

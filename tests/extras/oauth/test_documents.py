@@ -83,23 +83,23 @@ def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-def read(said: dict[str, Any], **changed: Any) -> OAuthClient:
+def read(document: dict[str, Any], **changed: Any) -> OAuthClient:
     """Read a document as it would come from its own URL."""
-    whole = {name: value for name, value in {**said, **changed}.items() if value is not ...}
-    return read_document(said["client_id"], json.dumps(whole).encode(), 1.0)
+    whole = {name: value for name, value in {**document, **changed}.items() if value is not ...}
+    return read_document(document["client_id"], json.dumps(whole).encode(), 1.0)
 
 
 # What a document says.
 
 
-@pytest.mark.parametrize(("said", "method"), [
+@pytest.mark.parametrize(("document", "method"), [
     (CLAUDE_CODE, "none"), (CHATGPT, "private_key_jwt"), (VSCODE, "none")], ids=["Claude Code", "ChatGPT", "VS Code"])
-def test_the_documents_of_real_programs_are_good(said: dict[str, Any], method: str) -> None:
-    client = read(said)
+def test_the_documents_of_real_programs_are_good(document: dict[str, Any], method: str) -> None:
+    client = read(document)
 
     assert (client.client_id, client.name, client.auth_method, client.origin) == (
-        said["client_id"], said["client_name"], method, "document")
-    assert json.loads(client.redirect_uris) == said["redirect_uris"]
+        document["client_id"], document["client_name"], method, "document")
+    assert json.loads(client.redirect_uris) == document["redirect_uris"]
     assert (client.trusted, client.pinned, client.tenant, client.secret_hash) == (False, False, None, None)
 
 
@@ -140,12 +140,12 @@ def test_a_name_that_would_deceive_is_kept_for_the_pages_to_escape_and_is_short(
     assert len(read(CLAUDE_CODE, client_name="x" * 5000).name) == 200
 
 
-@pytest.mark.parametrize(("said", "seconds"), [
+@pytest.mark.parametrize(("header", "seconds"), [
     ("", 86_400.0), ("max-age=3600", 3600.0), ("public, max-age=3600, immutable", 3600.0), ("max-age=0", 300.0),
     ("max-age=99999999", LONGEST_SECONDS), ("no-store", 300.0), ("max-age=3600, no-cache", 300.0),
     ("s-maxage=5", 86_400.0), ("max-age=-1", 86_400.0), ("max-age=x", 86_400.0)])
-def test_it_is_fresh_for_as_long_as_its_source_says_within_bounds(said: str, seconds: float) -> None:
-    assert read_lifetime(said) == seconds
+def test_it_is_fresh_for_as_long_as_its_source_says_within_bounds(header: str, seconds: float) -> None:
+    assert read_lifetime(header) == seconds
 
 
 # A source on this machine.
@@ -167,10 +167,10 @@ class Source:
         return f"https://localhost:{self.port}{path}"
 
     def publish(self, path: str = "/client.json", status: str = "200 OK", type: str = "application/json",
-                **said: Any) -> str:
+                **fields: Any) -> str:
         """Publish the document of a path; return its URL."""
         url = self.url(path)
-        whole = {"client_id": url, "client_name": "App", "redirect_uris": ["http://localhost/cb"], **said}
+        whole = {"client_id": url, "client_name": "App", "redirect_uris": ["http://localhost/cb"], **fields}
         self.answers[path] = f"{status}\r\ncontent-type: {type}", json.dumps(whole).encode()
         return url
 
@@ -267,10 +267,10 @@ async def test_all_who_wait_share_one_fetch(server: AuthorizationServer, source:
     waiting[0].cancel()     # whoever began it may go; the others still get it
     source.go.set()
 
-    found = await asyncio.gather(*waiting[1:])
+    clients = await asyncio.gather(*waiting[1:])
 
     assert len(source.asked) == 1
-    assert {client.client_id for client in found if client} == {url}
+    assert {client.client_id for client in clients if client} == {url}
     assert server.documents.flights.under_way == {}
 
 
@@ -297,10 +297,10 @@ async def test_strangers_cannot_make_the_gate_fetch_in_a_loop(server: Authorizat
     urls = [source.publish(f"/{number}.json") for number in range(PER_HOST + 5)]
     moment = server.documents.clock()
     server.documents.clock = lambda: moment
-    found = [await find_client(server, url) for url in urls]
+    clients = [await find_client(server, url) for url in urls]
 
     assert len(source.asked) == PER_HOST
-    assert [client is not None for client in found] == [True] * PER_HOST + [False] * 5
+    assert [client is not None for client in clients] == [True] * PER_HOST + [False] * 5
     assert await find_client(server, urls[0]) is not None, "what is known costs nothing"
     moment += 61.0
     assert await find_client(server, urls[-1]) is not None
@@ -364,12 +364,12 @@ async def test_a_row_is_read_again_after_a_while_and_takes_over_what_changed(
     await age(server, used, SHORTEST_SECONDS - 60)
     assert (await find_client(server, used)).name == "App"      # type: ignore[union-attr]
     await age(server, used, SHORTEST_SECONDS + 60)
-    found = await find_client(server, used)
+    client = await find_client(server, used)
 
-    assert found is not None
-    assert (found.name, found.redirect_uris, source.asked) == ("New", '["http://localhost/new"]', ["/client.json"])
-    assert found == await row_of(server, used)
-    assert found.last_used_at is not None
+    assert client is not None
+    assert (client.name, client.redirect_uris, source.asked) == ("New", '["http://localhost/new"]', ["/client.json"])
+    assert client == await row_of(server, used)
+    assert client.last_used_at is not None
 
 
 @pytest.mark.parametrize(("status", "good_for"), [("500 Oops", STALE_SECONDS), ("404 Not Found", LONGEST_SECONDS)])

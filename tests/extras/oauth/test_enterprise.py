@@ -45,11 +45,11 @@ class Office:
         """Sign an assertion; ... leaves a claim out, and a timedelta is a time from now."""
         self.count += 1
         now = time.time()
-        said = {**GOOD, "iss": self.company.url, "aud": PUBLIC_URL, "client_id": self.client_id, "iat": now,
-                "exp": now + 300, "jti": f"assertion-{self.count}", "resource": RESOURCE, "scope": "tasks:read",
-                **changed}
+        payload = {**GOOD, "iss": self.company.url, "aud": PUBLIC_URL, "client_id": self.client_id, "iat": now,
+                   "exp": now + 300, "jti": f"assertion-{self.count}", "resource": RESOURCE, "scope": "tasks:read",
+                   **changed}
         claims = {name: now + value.total_seconds() if isinstance(value, timedelta) else value
-                  for name, value in said.items() if value is not ...}
+                  for name, value in payload.items() if value is not ...}
         return jwt.encode({"alg": "RS256", "kid": self.company.key.kid, "typ": "oauth-id-jag+jwt", **(header or {})},
                           claims, self.company.signer, algorithms=["RS256", "PS256"])
 
@@ -64,8 +64,8 @@ class Office:
 
     async def refusal(self, assertion: str | None, **changed: str | None) -> tuple[int, str]:
         """Return how an assertion is refused."""
-        status, said = await self.exchange(assertion, **changed)
-        return status, said.get("error", "")
+        status, body = await self.exchange(assertion, **changed)
+        return status, body.get("error", "")
 
 
 Open = Callable[..., Awaitable[Office]]
@@ -75,9 +75,9 @@ Open = Callable[..., Awaitable[Office]]
 def open_office(serve: Any, signing_key_path: Any, company: StandIn) -> Open:
     """Return what starts a gate with a company's provider."""
     async def open_office(managed: bool = True, secret: bool = True, **oauth: Any) -> Office:
-        one = IdentityProvider(name="id", client_id="gate", discovery_url=company.url, enterprise_managed=managed)
+        provider = IdentityProvider(name="id", client_id="gate", discovery_url=company.url, enterprise_managed=managed)
         security = SecuritySettings(
-            oauth=OAuth(enabled=True, **{"providers": (one,), "admit": RULES, **oauth}),
+            oauth=OAuth(enabled=True, **{"providers": (provider,), "admit": RULES, **oauth}),
             jwt=Jwt(private_key_path=str(signing_key_path)), outgoing=Outgoing(allow=("127.0.0.1",)))
         served = await serve(public_url=PUBLIC_URL, security=security)
         made = await served.post("/v1/clients", {"client_name": "Office", "with_secret": secret,
@@ -107,9 +107,9 @@ async def test_a_program_comes_in_for_a_person_for_whom_the_provider_vouches(off
 async def test_an_assertion_begins_one_session_whoever_sends_it_how_often(office: Office) -> None:
     assertion = office.vouch()
 
-    found = await asyncio.gather(*(office.exchange(assertion) for _ in range(4)))
+    answers = await asyncio.gather(*(office.exchange(assertion) for _ in range(4)))
 
-    assert sorted(status for status, _ in found) == [200, 400, 400, 400]
+    assert sorted(status for status, _ in answers) == [200, 400, 400, 400]
     assert await office.refusal(assertion) == (400, "invalid_grant")
     assert (await office.exchange(office.vouch()))[0] == 200
 
@@ -126,9 +126,9 @@ WRONG: list[dict[str, Any]] = [
 
 
 async def test_an_assertion_that_is_not_for_here_and_now_lets_nobody_in(office: Office) -> None:
-    found = {str(changed): await office.refusal(office.vouch(**changed)) for changed in WRONG}
+    refusals = {str(changed): await office.refusal(office.vouch(**changed)) for changed in WRONG}
 
-    assert found == dict.fromkeys(map(str, WRONG), (400, "invalid_grant"))
+    assert refusals == dict.fromkeys(map(str, WRONG), (400, "invalid_grant"))
 
 
 FORMS: list[dict[str, Any]] = [
@@ -136,9 +136,9 @@ FORMS: list[dict[str, Any]] = [
 
 
 async def test_an_assertion_of_another_form_lets_nobody_in(office: Office) -> None:
-    found = {str(header): await office.refusal(office.vouch(header)) for header in FORMS}
+    refusals = {str(header): await office.refusal(office.vouch(header)) for header in FORMS}
 
-    assert found == dict.fromkeys(map(str, FORMS), (400, "invalid_grant"))
+    assert refusals == dict.fromkeys(map(str, FORMS), (400, "invalid_grant"))
 
 
 async def test_an_assertion_that_another_key_signed_lets_nobody_in(office: Office) -> None:

@@ -68,10 +68,10 @@ class Scene:
                                       "other": "Continue with Other"}[provider]])
         return browser.address
 
-    async def sign_in(self, provider: str = "id", asked: dict[str, Any] | None = None, **said: str) -> Page:
+    async def sign_in(self, provider: str = "id", asked: dict[str, Any] | None = None, **answer: str) -> Page:
         """Sign in at a provider, and come back."""
         there = await self.leave(provider, **(asked or {}))
-        return await self.browser.get(self.there.authorize(there, **said))
+        return await self.browser.get(self.there.authorize(there, **answer))
 
     async def refused(self, page: Page) -> str:
         """Insist that a page refuses to sign somebody in; return the real reason."""
@@ -89,8 +89,8 @@ class Scene:
 
     async def people(self) -> list[dict[str, Any]]:
         """Return the people that an admin sees."""
-        found: list[dict[str, Any]] = (await self.served.get("/v1/users"))["users"]
-        return found
+        users: list[dict[str, Any]] = (await self.served.get("/v1/users"))["users"]
+        return users
 
 
 @pytest.fixture
@@ -341,9 +341,9 @@ def test_a_rule_fits_by_all_that_it_names(rule: AdmissionRule, fits: bool) -> No
     {"email_verified": True, "email": "ada@\u0435xample.com"}, {"email_verified": True, "email": ["ada@example.com"]},
     {"email_verified": True, "email": "ada@example.com\n"}])
 def test_an_address_that_is_not_verified_or_is_none_does_not_count(claims: dict[str, Any]) -> None:
-    said = IdentityProvider(name="id", client_id="gate")
+    provider = IdentityProvider(name="id", client_id="gate")
 
-    assert read_person(said, "https://id.example", {"sub": "1", "email": "ada@example.com", **claims}).email == ""
+    assert read_person(provider, "https://id.example", {"sub": "1", "email": "ada@example.com", **claims}).email == ""
 
 
 async def test_an_address_that_is_not_verified_admits_nobody(set_scene: Callable[..., Any]) -> None:
@@ -417,8 +417,8 @@ async def test_the_operators_rule_for_a_domain_or_an_address_overrules_another_t
 
     assert "in tenant default" in " ".join(page.text.split())
     people = await scene.people()
-    assert {(one["tenant"], one["role"]) for one in people} == {(HOME, "agent")}
-    assert sorted(one["principal_id"] for one in people) == ["ada@example.com", "github:583231"]
+    assert {(person["tenant"], person["role"]) for person in people} == {(HOME, "agent")}
+    assert sorted(person["principal_id"] for person in people) == ["ada@example.com", "github:583231"]
     assert again.status == 200
 
 
@@ -431,7 +431,7 @@ async def test_an_invitation_of_the_tenant_that_a_rule_names_decides_the_rights(
     page = await scene.sign_in(asked={"scope": "tasks:lease"})
 
     assert page.status == 200
-    assert [(one["tenant"], one["role"]) for one in await scene.people()] == [(OTHER, "worker")]
+    assert [(person["tenant"], person["role"]) for person in await scene.people()] == [(OTHER, "worker")]
 
 
 async def test_a_rule_for_some_of_a_domain_keeps_other_tenants_from_the_others(set_scene: Callable[..., Any]) -> None:
@@ -478,11 +478,11 @@ async def test_a_disabled_person_does_not_come_in_by_another_way(scene: Scene) -
     ({"providers": [{"name": "", "client_id": "a", "kind": "github"}]}, "a name of its own"),
     ({"providers": [{"name": "a", "client_id": "a", "kind": "github"}] * 2}, "a name of its own")])
 def test_contradictory_settings_stop_the_start(signing_key_path: Any, oauth: dict[str, Any], why: str) -> None:
-    said = {"public_url": PUBLIC_URL, "security": {
+    tree = {"public_url": PUBLIC_URL, "security": {
         "jwt": {"private_key_path": str(signing_key_path)}, "oauth": {"enabled": True, **oauth}}}
 
     async def send(*_: Any, **__: Any) -> None:
         """Send nothing."""
-    settings = msgspec.convert(json.loads(json.dumps(said)), Settings)
+    settings = msgspec.convert(json.loads(json.dumps(tree)), Settings)
     with pytest.raises(StartupError, match=why):
         AuthorizationServer(settings, send).routes()

@@ -59,6 +59,6 @@ async def test_what_ended_days_ago_goes_and_all_else_stays(engine: Engine) -> No
 
     left = [row for kind in (Grant, SignInLink, Consent) for row in await directory.page(kind)]
     assert sorted(map(repr, left)) == sorted(map(repr, rows[6:]))
-    assert {one.grant_id for one in left if isinstance(one, Grant)} == {
+    assert {struct.grant_id for struct in left if isinstance(struct, Grant)} == {
         "just unused", "just over", "just ended", "running"}
     assert done == 6

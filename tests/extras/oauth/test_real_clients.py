@@ -88,34 +88,34 @@ def converse(node: Node, person: Person, *arguments: str) -> dict[str, Any]:
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         assert program.stdin is not None
         assert program.stdout is not None
-        said: dict[str, Any] = {}
+        message: dict[str, Any] = {}
         for line in program.stdout:
-            said = json.loads(line)
-            if "open" in said:
-                program.stdin.write(person.visit(said["open"]) + "\n")
+            message = json.loads(line)
+            if "open" in message:
+                program.stdin.write(person.visit(message["open"]) + "\n")
                 program.stdin.flush()
         assert program.wait() == 0, program.stderr and program.stderr.read()
-    return said
+    return message
 
 
 @pytest.mark.parametrize("library", ["v2", "v1"])
 def test_the_sdk_for_typescript_signs_a_person_in_and_refreshes(node: Node, gate: OAuthLive, library: str) -> None:
-    found = converse(node, gate.person(), library, f"{gate.url}/mcp", gate.url, REDIRECT, "register")
+    report = converse(node, gate.person(), library, f"{gate.url}/mcp", gate.url, REDIRECT, "register")
 
-    assert found["refused"] in ("UnauthorizedError", "Error")       # one of them is minified
-    assert (found["who"]["principal_kind"], found["who"]["principal_id"]) == ("human", "ada")
-    assert found["still"] == found["who"]
-    assert found["rotated"]
+    assert report["refused"] in ("UnauthorizedError", "Error")       # one of them is minified
+    assert (report["who"]["principal_kind"], report["who"]["principal_id"]) == ("human", "ada")
+    assert report["still"] == report["who"]
+    assert report["rotated"]
 
 
 def test_a_strict_client_finds_nothing_against_the_standards(node: Node, gate: OAuthLive) -> None:
     client_id = gate.register(REDIRECT)
 
-    found = converse(node, gate.person(), "strict", f"{gate.url}/mcp", gate.url, REDIRECT, client_id)
+    report = converse(node, gate.person(), "strict", f"{gate.url}/mcp", gate.url, REDIRECT, client_id)
 
-    assert found["who"]["principal_id"] == "ada"
-    assert found["rotated"]
-    assert found["refused"] == ["invalid_token"]
+    assert report["who"]["principal_id"] == "ada"
+    assert report["rotated"]
+    assert report["refused"] == ["invalid_token"]
 
 
 class Kept:
@@ -154,8 +154,8 @@ def make_provider(url: str, person: Person, kept: Kept) -> Any:
         came_to.append(person.visit(address))
 
     async def wait_for_browser() -> AuthorizationCodeResult:
-        found = httpx2.URL(came_to[-1]).params
-        return AuthorizationCodeResult(code=found["code"], state=found["state"], iss=found["iss"])
+        params = httpx2.URL(came_to[-1]).params
+        return AuthorizationCodeResult(code=params["code"], state=params["state"], iss=params["iss"])
 
     metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[AnyUrl(REDIRECT)],
                                    token_endpoint_auth_method="none")
@@ -193,9 +193,9 @@ async def test_the_sdk_for_python_asks_again_for_a_scope_that_a_call_needs(gate:
     provider = make_provider(url, person, Kept())
     async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=PATIENCE_SECONDS) as http,
                 Client(streamable_http_client(url, http_client=http)) as client):
-        found = await client.call_tool("asyncgate.list_keys", {})
+        answer = await client.call_tool("asyncgate.list_keys", {})
 
-    assert found.structured_content == {"keys": [], "next_cursor": None, "cursor": None}
+    assert answer.structured_content == {"keys": [], "next_cursor": None, "cursor": None}
     assert len([page for page in person.seen if "It may:" in page]) == 2
 
 
@@ -227,23 +227,23 @@ def run_beside(node: Node, person: Person, *command: str) -> tuple[int, str]:
     with subprocess.Popen([path, *command[1:]], cwd=node.folder, env=environment, text=True, bufsize=1,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
         assert program.stdout is not None
-        said = ""
+        output = ""
         for line in program.stdout:
-            said += line
-            if found := re.search(r"https?://\S+/oauth/authorize\?\S+", line):
-                person.come_back(found[0])
-        return program.wait(), said
+            output += line
+            if match := re.search(r"https?://\S+/oauth/authorize\?\S+", line):
+                person.come_back(match[0])
+        return program.wait(), output
 
 
 def test_the_inspector_signs_a_person_in(node: Node, gate: OAuthLive) -> None:
     client_id = gate.register(REDIRECT)
 
-    status, said = run_beside(
+    status, output = run_beside(
         node, gate.person(), "mcp-inspector", "--cli", "--server-url", f"{gate.url}/mcp", "--transport", "http",
         "--client-id", client_id, "--method", "tools/call", "--tool-name", "asyncgate.whoami", "--format", "json")
 
-    assert status == 0, said
-    assert '"ada"' in said
+    assert status == 0, output
+    assert '"ada"' in output
 
 
 @pytest.fixture
@@ -268,13 +268,13 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 # The document first: the gate takes over the authority when it starts.
 def test_the_inspector_names_itself_by_its_metadata_document(node: Node, document: str, gate: OAuthLive) -> None:
-    status, said = run_beside(
+    status, output = run_beside(
         node, person := gate.person(), "mcp-inspector", "--cli", "--server-url", f"{gate.url}/mcp", "--transport",
         "http", "--client-metadata-url", document, "--method", "tools/call", "--tool-name", "asyncgate.whoami",
         "--format", "json")
 
-    assert status == 0, said
-    assert '"ada"' in said
+    assert status == 0, output
+    assert '"ada"' in output
     assert "localhost" in person.seen[-1]
 
 
@@ -283,12 +283,12 @@ def test_the_official_suite_finds_that_the_authorization_server_conforms(
     port = free_port()
     client_id = gate.register(f"http://127.0.0.1:{port}/callback")
 
-    status, said = run_beside(
+    status, output = run_beside(
         node, gate.person(), "conformance", "authorization", "--url", gate.url, "--client-id", client_id,
         "--port", str(port), "--resource", f"{gate.url}/mcp", "--spec-version", "2026-07-28", "-o", str(tmp_path))
     checks = [check for path in tmp_path.glob("*/checks.json") for check in json.loads(path.read_text())]
 
-    assert status == 0, said
+    assert status == 0, output
     assert {check["id"]: check["status"] for check in checks} == dict.fromkeys(
         ("authorization-code-grant", "authorization-server-metadata", "authorization-server-metadata-cimd"), "SUCCESS")
 
@@ -312,7 +312,7 @@ def test_mcp_remote_signs_a_person_in_for_a_program_that_knows_only_local_server
             program.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
         address = ""
         for line in program.stderr:     # it tells the address before it listens for the answer
-            address = found[0] if (found := re.search(r"https?://\S+/oauth/authorize\?\S+", line)) else address
+            address = match[0] if (match := re.search(r"https?://\S+/oauth/authorize\?\S+", line)) else address
             if "Waiting for authorization" in line:
                 break
         person.come_back(address)

@@ -47,22 +47,22 @@ class Registering:
         self.gate = gate
         self.server: AuthorizationServer = gate.gate.joined["oauth"]
 
-    async def send(self, said: Any, **more: Any) -> Answer:
-        body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    async def send(self, document: Any, **more: Any) -> Answer:
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
         return await self.gate.call("POST", REGISTER_PATH, body, token=None, **more)
 
     async def register(self, **changed: Any) -> dict[str, Any]:
-        said = {name: value for name, value in {**CLAUDE, **changed}.items() if value is not ...}
-        answer = await self.send(said)
+        document = {name: value for name, value in {**CLAUDE, **changed}.items() if value is not ...}
+        answer = await self.send(document)
         assert answer.status == 201, answer
         made: dict[str, Any] = answer.json()
         return made
 
     async def ids(self) -> set[str]:
-        found, after = set[str](), ""
+        clients, after = set[str](), ""
         while page := await self.server.directory.page(OAuthClient, after):
-            found, after = found | {row.client_id for row in page}, page[-1].client_id
-        return found
+            clients, after = clients | {row.client_id for row in page}, page[-1].client_id
+        return clients
 
     async def store(self, *rows: OAuthClient) -> None:
         def store(work: Any) -> None:
@@ -110,8 +110,8 @@ async def test_a_program_registers_itself_and_is_told_what_it_is(registering: Re
 
 
 async def test_a_program_with_a_secret_gets_one_that_is_good(registering: Registering) -> None:
-    for said in (CODEX, {"redirect_uris": ["https://app.example/cb"]}):     # RFC 7591: without a word it is basic
-        made = (await registering.send(said)).json()
+    for document in (CODEX, {"redirect_uris": ["https://app.example/cb"]}):     # RFC 7591: without a word it is basic
+        made = (await registering.send(document)).json()
         scope: Any = {"method": "POST", "path": "/oauth/token", "query_string": b"", "headers": []}
         form = {"client_id": made["client_id"], "client_secret": made["client_secret"]}
 
@@ -138,9 +138,9 @@ REFUSED: list[tuple[str, Any]] = [
 
 
 async def test_what_a_program_may_not_be_is_refused_in_the_words_of_the_standard(registering: Registering) -> None:
-    for code, said in REFUSED:
-        answer = await registering.send(said)
-        assert (answer.status, answer.json()["error"]) == (400, code), said
+    for code, document in REFUSED:
+        answer = await registering.send(document)
+        assert (answer.status, answer.json()["error"]) == (400, code), document
     form = await registering.send(b"client_name=x", headers=[("content-type", "application/x-www-form-urlencoded")])
     assert (form.status, form.json()["error"]) == (400, "invalid_client_metadata")
     assert (await registering.gate.call("GET", REGISTER_PATH, token=None)).status == 405

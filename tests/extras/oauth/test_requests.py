@@ -45,9 +45,9 @@ class Asking:
 
     async def ask(self, **changed: Any) -> AuthorizationRequest:
         """Ask for what is good, but for what is changed; `...` leaves a parameter out."""
-        said = {"response_type": "code", "client_id": self.client_id, "redirect_uri": BACK, "state": "xyz",
-                "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
-        client, asked = await read_request(self.server, {k: v for k, v in said.items() if v is not ...})
+        parameters = {"response_type": "code", "client_id": self.client_id, "redirect_uri": BACK, "state": "xyz",
+                      "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
+        client, asked = await read_request(self.server, {k: v for k, v in parameters.items() if v is not ...})
         assert client.client_id == asked.client_id
         return asked
 
@@ -151,8 +151,8 @@ async def test_a_resource_is_one_of_the_gates(asking: Asking) -> None:
     named = {...: "/mcp", "": "/mcp", ISSUER: "", ISSUER + "/": "", ISSUER + "/mcp": "/mcp", ISSUER + "/mcp/": "/mcp",
              ISSUER + "/mcp/u": "/mcp/u"}
 
-    assert {one: (await asking.ask(resource=one)).resource for one in named} == {
-        one: ISSUER + path for one, path in named.items()}
+    assert {resource: (await asking.ask(resource=resource)).resource for resource in named} == {
+        resource: ISSUER + path for resource, path in named.items()}
 
 
 SCOPES: list[tuple[Any, set[str]]] = [
@@ -178,9 +178,9 @@ async def test_a_program_gets_no_scope_beyond_its_own(asking: Asking) -> None:
 
 
 def target(asking: Asking, **changed: Any) -> str:
-    said = {"response_type": "code", "client_id": asking.client_id, "redirect_uri": BACK, "state": "xyz",
-            "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
-    return "/oauth/authorize?" + urlencode({name: value for name, value in said.items() if value is not ...})
+    parameters = {"response_type": "code", "client_id": asking.client_id, "redirect_uri": BACK, "state": "xyz",
+                  "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
+    return "/oauth/authorize?" + urlencode({name: value for name, value in parameters.items() if value is not ...})
 
 
 async def test_a_browser_is_shown_a_page_and_led_nowhere(asking: Asking) -> None:

@@ -59,20 +59,20 @@ async def test_a_401_names_the_metadata_of_the_mount_and_what_is_commonly_needed
 
 async def test_the_metadata_that_a_401_names_is_there(oauth_gate: Served) -> None:
     for path in ("/v1/tasks", "/mcp", "/mcp/u"):
-        _, said = await told(oauth_gate, path, None)
-        target = said.partition('resource_metadata="http://localhost')[2].partition('"')[0]
-        found = await oauth_gate.get(target, token=None)
-        assert found["resource"] == "http://localhost" + path.removeprefix("/v1/tasks")
+        _, header = await told(oauth_gate, path, None)
+        target = header.partition('resource_metadata="http://localhost')[2].partition('"')[0]
+        metadata = await oauth_gate.get(target, token=None)
+        assert metadata["resource"] == "http://localhost" + path.removeprefix("/v1/tasks")
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/mcp", "/mcp/u"])
 async def test_a_403_names_all_scopes_that_a_new_token_needs(oauth_gate: Served, path: str) -> None:
     token = mint(oauth_gate, scope="receipts:read")
 
-    said = await told(oauth_gate, path, token)
+    answer = await told(oauth_gate, path, token)
 
     mount = path.removeprefix("/v1/tasks")
-    assert said == (403, challenge(mount, 'error="insufficient_scope", ', "receipts:read tasks:read"))
+    assert answer == (403, challenge(mount, 'error="insufficient_scope", ', "receipts:read tasks:read"))
 
 
 async def test_what_another_token_cannot_change_has_no_challenge(oauth_gate: Served) -> None:
@@ -83,7 +83,7 @@ async def test_what_another_token_cannot_change_has_no_challenge(oauth_gate: Ser
     by_key = await oauth_gate.call("GET", "/v1/tasks", token=key)
     by_role = await oauth_gate.call("GET", "/v1/tenants", token=mint(oauth_gate))
 
-    assert [(one.status, "www-authenticate" in one.headers) for one in (by_key, by_role)] == [(403, False)] * 2
+    assert [(answer.status, "www-authenticate" in answer.headers) for answer in (by_key, by_role)] == [(403, False)] * 2
 
 
 async def test_while_oauth_is_off_nothing_is_said_of_it(serve: Any) -> None:
@@ -98,8 +98,8 @@ async def test_a_token_in_a_query_is_refused_also_beside_a_good_one(oauth_gate: 
     token = mint(oauth_gate)
 
     for beside in (None, token):
-        status, said = await told(oauth_gate, f"{path}?access_token={token}", beside)
-        assert (status, 'error="invalid_request"' in said) == (401, True)
+        status, header = await told(oauth_gate, f"{path}?access_token={token}", beside)
+        assert (status, 'error="invalid_request"' in header) == (401, True)
 
 
 @pytest.mark.parametrize("facade", FACADES)

@@ -87,7 +87,7 @@ async def test_what_one_gate_revokes_the_other_refuses_within_five_seconds(
         oauth_gate: Served, neighbour: Served, kind: str) -> None:
     token = mint(oauth_gate)
     _, clock = watch(neighbour)
-    assert [await ask(one, token) for one in (oauth_gate, neighbour)] == [200, 200]
+    assert [await ask(gate, token) for gate in (oauth_gate, neighbour)] == [200, 200]
 
     await take_back(oauth_gate, kind, KINDS[kind])
 

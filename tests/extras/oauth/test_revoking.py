@@ -43,7 +43,7 @@ async def test_an_admin_revokes_one_token_of_its_tenant(
     done = await house.good("revoke_token", {**named, "reason": "found in a log"}, token=root, facade=facade)
 
     assert (done["token_id"], done["tenant"]) == ("one", OTHER)
-    assert [await status(oauth_gate, one) for one in (token, other)] == [401, 200]
+    assert [await status(oauth_gate, credential) for credential in (token, other)] == [401, 200]
     for tenant in (HOME, OTHER):
         [line] = await house.audit(tenant, "token_revoked")
         assert (line["reason"], line["details"]["about_token"]) == ("found in a log", "one")
@@ -88,12 +88,12 @@ async def test_a_token_of_another_issuer_is_revoked_also_while_oauth_is_off(
     assert [await status(served, token) for token in (one, other)] == [401, 200]
 
 
-@pytest.mark.parametrize(("said", "why"), [
+@pytest.mark.parametrize(("fields", "why"), [
     ({}, "either"), ({"token_id": "one", "access_token": "x"}, "either"), ({"access_token": "aga_x"}, "revoke_key"),
     ({"access_token": "no token"}, "JWT"), ({"access_token": "eyJ.e30.x"}, "jti"),
     ({"access_token": "eyJ.W10.x"}, "JWT")])
-async def test_a_revocation_names_one_token(house: House, said: dict[str, str], why: str) -> None:
-    refused = await house.ask("revoke_token", said)
+async def test_a_revocation_names_one_token(house: House, fields: dict[str, str], why: str) -> None:
+    refused = await house.ask("revoke_token", fields)
 
     assert refused.code == "invalid_request"
     assert why in refused.body["message"]

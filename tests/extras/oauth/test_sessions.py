@@ -67,7 +67,7 @@ async def test_a_person_sees_and_ends_its_own_sessions_and_no_others(program: Pr
 
     listed = await ask(program, "GET", "/v1/sessions", here)
     foreign = await ask(program, "POST", "/v1/sessions/end", here, {"session_id": others})
-    [mine] = [one for one in listed["sessions"] if one["session_id"] != claims_of(here)["sid"]]
+    [mine] = [session for session in listed["sessions"] if session["session_id"] != claims_of(here)["sid"]]
     own = await ask(program, "POST", "/v1/sessions/end", here, {"session_id": mine["session_id"]})
 
     assert (mine["client_name"], mine["principal_id"]) == ("An app", "ada")
@@ -98,7 +98,7 @@ async def test_a_program_sees_and_ends_its_own_session_only(program: Program, fa
     left = [await program.works(token) for token in (narrow, other, twin)]
     mine = await ask("end_session", session_id=own)
 
-    assert [[one["session_id"] for one in told.body["sessions"]] for told in listed] == [[own]] * 2
+    assert [[session["session_id"] for session in told.body["sessions"]] for told in listed] == [[own]] * 2
     assert [told.code for told in foreign] == ["session_not_found"] * 2
     assert [told.code for told in refused] == ["forbidden"] * 8
     assert left == [True] * 3
@@ -137,12 +137,12 @@ async def test_a_program_with_the_scopes_of_an_admin_manages_sessions_as_an_admi
 async def test_an_admin_ends_the_sessions_of_its_own_tenant_only(program: Program) -> None:
     root, reader = await room(program.served), await room(program.served, scopes=["admin:read"])
     ours, theirs = await program.begin(), await (await another(program, "theirs", "eve", tenant=ROOM)).begin()
-    sessions = [claims_of(one["access_token"])["sid"] for one in (ours, theirs)]
+    sessions = [claims_of(session["access_token"])["sid"] for session in (ours, theirs)]
 
-    seen = [one["session_id"] for one in (await ask(program, "GET", "/v1/sessions", root))["sessions"]]
+    seen = [session["session_id"] for session in (await ask(program, "GET", "/v1/sessions", root))["sessions"]]
     told = [await ask(program, "POST", "/v1/sessions/end", key, {"session_id": session, "reason": "she left"})
             for session in sessions for key in (reader, root)]
-    everybody = [one["session_id"] for one in (await program.served.get("/v1/sessions"))["sessions"]]
+    everybody = [session["session_id"] for session in (await program.served.get("/v1/sessions"))["sessions"]]
 
     assert seen == sessions[1:]
     assert told == ["session_not_found", "session_not_found", "forbidden", {"ok": True}]
@@ -166,7 +166,7 @@ async def test_signing_out_everywhere_ends_all_sessions_of_a_person_and_a_new_si
 
     assert done == {"sessions_ended": 3}
     assert not await program.works(loose)
-    assert [await program.works(one["access_token"]) for one in (first, other, bob, again)] == [
+    assert [await program.works(session["access_token"]) for session in (first, other, bob, again)] == [
         False, False, True, True]
 
 
@@ -196,9 +196,9 @@ async def test_a_withdrawn_consent_is_gone_and_ends_the_sessions_with_that_progr
     done = await ask(program, "POST", "/v1/consents/withdraw", here, {"client_id": "app"})
     left = await ask(program, "GET", "/v1/consents", here)
 
-    assert sorted(one["client_id"] for one in listed["consents"]) == ["app", "second"]
-    assert (done, [one["client_id"] for one in left["consents"]]) == ({"sessions_ended": 1}, ["second"])
-    assert [await program.works(one["access_token"]) for one in (first, other)] == [False, True]
+    assert sorted(consent["client_id"] for consent in listed["consents"]) == ["app", "second"]
+    assert (done, [consent["client_id"] for consent in left["consents"]]) == ({"sessions_ended": 1}, ["second"])
+    assert [await program.works(session["access_token"]) for session in (first, other)] == [False, True]
 
 
 async def test_what_was_done_with_a_token_and_in_a_session_is_on_record(program: Program) -> None:
@@ -264,11 +264,11 @@ async def test_no_secret_of_a_session_is_shown_or_logged(serve_oauth: Callable[.
     await program.refresh(got["refresh_token"])
     row = await program.grant(got["refresh_token"])
 
-    said = str(await program.audit()) + str(await program.served.get("/v1/sessions")) + caplog.text + repr(row)
+    text = str(await program.audit()) + str(await program.served.get("/v1/sessions")) + caplog.text + repr(row)
 
     for secret in (code, got["refresh_token"], got["access_token"], row.code_hash, row.refresh_hash, row.seed):
         assert secret
-        assert secret not in said
+        assert secret not in text
 
 
 async def test_the_admins_of_a_tenant_are_told_of_a_stolen_refresh_token(serve_oauth: Callable[..., Any]) -> None:

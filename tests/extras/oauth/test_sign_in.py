@@ -146,7 +146,7 @@ async def test_a_code_that_was_used_or_has_expired_signs_nobody_in(
     used, old = await make_code(oauth_gate), await make_code(oauth_gate, "bob")
     await browser.submit(await browser.get(program.url()), code=used)
     again = await browser.submit(await browser.get(program.url()), code=used)
-    link = next(one for one in await rows(oauth_gate, SignInLink) if one.used_at is None)
+    link = next(row for row in await rows(oauth_gate, SignInLink) if row.used_at is None)
     await keep(oauth_gate, replace(link, ends_at=link.created_at))
     late = await browser.submit(await browser.get(program.url()), code=old)
 
@@ -384,7 +384,7 @@ async def test_cookies_are_bound_to_the_host_and_to_tls(serve_oauth: Callable[..
 
 async def rename(served: Served, program: Program, name: str) -> None:
     """Give a client a name that register_client would refuse."""
-    [client] = [one for one in await rows(served, OAuthClient) if one.client_id == program.client_id]
+    [client] = [row for row in await rows(served, OAuthClient) if row.client_id == program.client_id]
     await keep(served, replace(client, name=name))
 
 

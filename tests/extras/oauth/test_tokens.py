@@ -71,9 +71,9 @@ async def test_what_binds_a_code_is_checked_before_the_code_is_burnt(program: Pr
     """D2, D3, D10."""
     code = await program.code()
 
-    found = {str(changed): refusal(await program.exchange(**{"code": code, **changed})) for changed, _ in WRONG}
+    refusals = {str(changed): refusal(await program.exchange(**{"code": code, **changed})) for changed, _ in WRONG}
 
-    assert found == {str(changed): error for changed, error in WRONG}
+    assert refusals == {str(changed): error for changed, error in WRONG}
     assert tokens(await program.exchange(code, resource=RESOURCE + "/"))
 
 
@@ -143,9 +143,9 @@ async def test_a_refresh_token_gives_a_new_pair(program: Program) -> None:
     second = tokens(await program.refresh(first["refresh_token"], resource=RESOURCE))
     third = tokens(await program.refresh(second["refresh_token"]))
 
-    assert len({one["refresh_token"] for one in (first, second, third)}) == 3
-    assert len({claims_of(one["access_token"])["jti"] for one in (first, second, third)}) == 3
-    assert len({claims_of(one["access_token"])["sid"] for one in (first, second, third)}) == 1
+    assert len({pair["refresh_token"] for pair in (first, second, third)}) == 3
+    assert len({claims_of(pair["access_token"])["jti"] for pair in (first, second, third)}) == 3
+    assert len({claims_of(pair["access_token"])["sid"] for pair in (first, second, third)}) == 1
 
 
 async def test_five_uses_of_one_refresh_token_at_once_give_one_successor(program: Program) -> None:
@@ -259,7 +259,7 @@ async def test_a_refresh_may_ask_for_fewer_scopes_and_never_for_more(program: Pr
     all_again = tokens(await program.refresh(fewer["refresh_token"]))
 
     assert refusal(more) == "invalid_scope"
-    assert [one["scope"] for one in (fewer, all_again)] == ["tasks:read", "tasks:read tasks:write"]
+    assert [pair["scope"] for pair in (fewer, all_again)] == ["tasks:read", "tasks:read tasks:write"]
     assert claims_of(fewer["access_token"])["scope"] == "tasks:read"
 
 
@@ -359,9 +359,9 @@ async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_prog
 @pytest.fixture
 async def limited(serve_oauth: Callable[..., Any], signing_key_path: Path) -> Program:
     """A client of a gate where an address may make two calls a minute without a credential."""
-    said = oauth_settings(signing_key_path)["security"]
+    security = oauth_settings(signing_key_path)["security"]
     limits = RateLimiting(enabled=True, anonymous_calls_per_minute=2, default_tier="enterprise")
-    return await program_of(await serve_oauth(security=replace(said, rate_limiting=limits)))
+    return await program_of(await serve_oauth(security=replace(security, rate_limiting=limits)))
 
 
 async def test_a_call_over_the_limit_spends_no_code_and_no_refresh_token(limited: Program) -> None:

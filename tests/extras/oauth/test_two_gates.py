@@ -24,8 +24,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def programs(serve_oauth: Callable[..., Any]) -> list[Program]:
     """One client, as it talks to each of two gates."""
-    one = await program_of(await serve_oauth(instance_id="one"))
-    return [one, one.at(await serve_oauth(instance_id="two"))]
+    program = await program_of(await serve_oauth(instance_id="one"))
+    return [program, program.at(await serve_oauth(instance_id="two"))]
 
 
 async def test_a_code_of_one_gate_is_exchanged_at_the_other_and_only_once(programs: list[Program]) -> None:

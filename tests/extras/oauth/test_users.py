@@ -42,7 +42,7 @@ async def code_of(answer: Answer) -> str:
 
 async def people(served: Served, **more: Any) -> list[str]:
     """Return the addresses that a caller sees."""
-    return sorted(one["email"] for one in (await served.get("/v1/users", **more))["users"])
+    return sorted(user["email"] for user in (await served.get("/v1/users", **more))["users"])
 
 
 async def test_an_admin_sees_and_changes_its_own_people_only(oauth_gate: Served) -> None:
@@ -161,7 +161,7 @@ async def test_who_has_come_takes_the_place_of_no_invitation(serve_oauth: Callab
     came = [replace(row, user_id="ada", issuer="https://id.example.com", subject="1"), replace(row, accepted_as="ada")]
 
     full = await served.call("POST", "/v1/users", {"email": "bob@example.com"})
-    await served.gate.joined["oauth"].directory.change(lambda work: [work.keep_record(one) for one in came])
+    await served.gate.joined["oauth"].directory.change(lambda work: [work.keep_record(record) for record in came])
     bob = await served.call("POST", "/v1/users", {"email": "bob@example.com"})
 
     assert (full.status, bob.status) == (429, 200)
@@ -218,7 +218,7 @@ async def test_other_rights_end_the_sessions_of_a_person(oauth_gate: Served, cha
     program, browser = await Program(oauth_gate).register(), Browser(oauth_gate)
     await browser.submit(await sign_in(browser, program), "allow")
     await browser.submit(await sign_in(browser, program, "bob"), "allow")
-    ada = next(one for one in (await oauth_gate.get("/v1/users"))["users"] if one["principal_id"] == "ada")
+    ada = next(user for user in (await oauth_gate.get("/v1/users"))["users"] if user["principal_id"] == "ada")
 
     path = f"/v1/users/{ada['user_id']}" + ("/remove" if change == "remove" else "")
     await oauth_gate.post(path, {"reason": "trouble", **(change if isinstance(change, dict) else {})})
@@ -259,8 +259,8 @@ async def test_changes_of_people_are_in_both_audit_logs(oauth_gate: Served) -> N
 
     for tenant in (oauth_gate.tenant_id, OTHER):
         lines = (await oauth_gate.get(f"/v1/audit?tenant={tenant}"))["lines"]
-        said = [(line["event"], line["reason"]) for line in lines if line["event"].startswith("user_")]
-        assert said == [("user_invited", None), ("user_changed", "she asked"), ("user_removed", "she left")]
+        changes = [(line["event"], line["reason"]) for line in lines if line["event"].startswith("user_")]
+        assert changes == [("user_invited", None), ("user_changed", "she asked"), ("user_removed", "she left")]
 
 
 async def test_no_secret_of_a_link_is_in_the_log(oauth_gate: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,10 +114,10 @@ async def administer(gate: Gate) -> None:
                                 lambda work: work.keep_record(seen))
     await ada.issue_key(name="bob's", principal_kind="agent", principal_id="bob")
     await ada.pause_work(type="nothing", reason=ADA)
-    found = await root.preview_bulk(action="cancel", created_by=ADA, created_by_kind="agent", type="nothing")
-    await root.run_bulk(confirmation=found.confirmation)
-    found = await ada.preview_bulk(action="cancel", type="nothing", reason=ADA)
-    await ada.run_bulk(confirmation=found.confirmation)
+    preview = await root.preview_bulk(action="cancel", created_by=ADA, created_by_kind="agent", type="nothing")
+    await root.run_bulk(confirmation=preview.confirmation)
+    preview = await ada.preview_bulk(action="cancel", type="nothing", reason=ADA)
+    await ada.run_bulk(confirmation=preview.confirmation)
 
 
 async def archive_work(gate: Gate, marks: Marks) -> None:

@@ -124,12 +124,12 @@ WITHOUT_MARK = {
 
 async def unmarked_fields(gate: Gate) -> set[str]:
     """Return the personal fields that have no mark in any row, but for kinds of principals."""
-    found = set[str]()
+    names = set[str]()
     for kind in CARDS:
         texts = [asdict(row) for row in await read_all(gate.backend, HOME, kind)]
-        found |= {f"{kind.__name__}.{name}" for name in list_fields(kind, *PERSONAL) if not name.endswith("kind")
+        names |= {f"{kind.__name__}.{name}" for name in list_fields(kind, *PERSONAL) if not name.endswith("kind")
                   and not any(MARKED.search(str(row[name]).encode()) for row in texts)}
-    return found
+    return names
 
 
 async def export_of(gate: Gate) -> bytes:
@@ -279,7 +279,7 @@ async def test_killed_behind_each_commit_it_goes_on_to_the_same_end(
     rows = await gate.everything()
     [erasure] = await read_all(gate.backend, AWAY, Erasure)
     assert (erasure.key, erasure.names, erasure.step) == ("", "[]", "ended")
-    assert [one.key for one in await read_all(gate.backend, HOME, Erasure)] == [""]
+    assert [row.key for row in await read_all(gate.backend, HOME, Erasure)] == [""]
     assert len([row for row in rows["Receipt"] if row.from_id == erasure.principal_id]) > 10
     await rewrite(gate, new_url)
     assert await marks_in(gate, new_url, folder) == set()
@@ -304,10 +304,10 @@ async def test_a_receipt_that_only_says_that_it_was_erased_is_found_out(opened: 
             rows = await self.backend.page(tenant_id, query)
             return [forged if row == receipt else row for row in rows]
 
-    found = await problems_of(await opened(wrap=Forging), tmp_path)
+    problems = await problems_of(await opened(wrap=Forging), tmp_path)
 
-    assert len([one for one in found if "no erasure lists it" in one]) == 1
-    assert len([one for one in found if "is not what was sealed" in one]) == 1
+    assert len([problem for problem in problems if "no erasure lists it" in problem]) == 1
+    assert len([problem for problem in problems if "is not what was sealed" in problem]) == 1
 
 
 CONTENT = '{{"erased":"{id}","sealed":"{digest}"}}'
@@ -348,7 +348,7 @@ async def test_nothing_else_may_change_a_receipt(opened: Opened, new_url: str, f
         work.erase_row(change)
 
     async with gate.unchanged():
-        assert "append-only" in (said := await refusal_of(gate, forge)) or "may not be erased" in said
+        assert "append-only" in (refusal := await refusal_of(gate, forge)) or "may not be erased" in refusal
 
 
 async def test_an_erasure_that_has_ended_never_opens_again(opened: Opened) -> None:
@@ -357,9 +357,9 @@ async def test_an_erasure_that_has_ended_never_opens_again(opened: Opened) -> No
     await erase(gate)
     [erasure] = await read_all(gate.backend, HOME, Erasure)
 
-    said = await refusal_of(gate, lambda work: work.keep_record(replace(erasure, ended_at=None)))
+    refusal = await refusal_of(gate, lambda work: work.keep_record(replace(erasure, ended_at=None)))
 
-    assert "an erasure that has ended stays as it is" in said
+    assert "an erasure that has ended stays as it is" in refusal
     assert await read_all(gate.backend, HOME, Erasure) == [erasure]
 
 
@@ -379,10 +379,10 @@ async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbo
     report = await erase(signing)
 
     [key] = read_signing_keys(str(path))
-    said = jwt.decode(report.proof, key.public, algorithms=["RS256"])
-    assert said.header["typ"] == "erasure+jwt"
-    assert said.claims["digest"] == report.digest
-    assert said.claims["counts"]["tasks"] == {"deleted": 1}
+    token = jwt.decode(report.proof, key.public, algorithms=["RS256"])
+    assert token.header["typ"] == "erasure+jwt"
+    assert token.claims["digest"] == report.digest
+    assert token.claims["counts"]["tasks"] == {"deleted": 1}
     keys = tmp_path / "keys.json"
     keys.write_bytes(encode_json({"keys": [key.public.as_dict(private=False)]}))
     other = tmp_path / "other.json"
@@ -390,9 +390,9 @@ async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbo
     other.write_bytes(encode_json({"keys": [unlike.as_dict(private=False)]}))
     assert isinstance(report.proof, str)
     shown = CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(keys)])
-    assert json.loads(shown.output) == {"type": "erasure+jwt", **said.claims}
+    assert json.loads(shown.output) == {"type": "erasure+jwt", **token.claims}
     assert CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(other)]).exit_code == 1
-    [told] = [one for one in await gate.anomalies() if one["kind"] == "data_erased"]
+    [told] = [anomaly for anomaly in await gate.anomalies() if anomaly["kind"] == "data_erased"]
     assert told["details"]["erasure_id"] == report.erasure_id
     assert (await gate.as_admin().list_erasures()).erasures[0].proof == report.proof
 
@@ -442,9 +442,9 @@ async def test_an_open_erasure_lets_nobody_put_other_words_in(opened: Opened, ki
             work.keep_record(Erased(*place_of_row(row), id, "", ""))
         work.erase_row(replace(row, **{name: words}))
 
-    said = await refusal_of(gate, forge)
+    refusal = await refusal_of(gate, forge)
 
-    assert "append-only" in said or "may not be erased" in said
+    assert "append-only" in refusal or "may not be erased" in refusal
     assert row in await read_all(gate.backend, HOME, kind)
 
 
@@ -475,8 +475,8 @@ async def erase_over_rest(server: GateServer) -> dict[str, Any] | None:
                 "principal_kind": "agent", "principal_id": ADA, "confirm": ADA})
         except httpx2.TransportError:
             return None
-    found: dict[str, Any] = answer.json()
-    return found
+    erasure: dict[str, Any] = answer.json()
+    return erasure
 
 
 async def test_a_process_killed_while_it_erases_leaves_an_erasure_that_the_next_one_ends(

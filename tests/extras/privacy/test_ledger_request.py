@@ -39,7 +39,7 @@ async def test_the_request_is_a_task_that_names_nobody_and_is_owed_to_who_asked(
     assert MARK not in await text_of(gate)
     owed = (await admin.list_open_obligations(principal_kind=asked.created_by.kind,
                                               principal_id=asked.created_by.id)).open_obligations
-    assert asked.task_id in [one.task_id for one in owed]
+    assert asked.task_id in [obligation.task_id for obligation in owed]
 
     offer = await gate.claim(accept_types=["erasure.ledger"])
     assert offer is not None

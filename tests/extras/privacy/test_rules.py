@@ -123,11 +123,11 @@ def test_the_principal_of_another_kind_is_another_one() -> None:
 
 
 def test_equal_names_get_equal_pseudonyms_and_another_key_another_one() -> None:
-    one = whom(ADA)
+    person = whom(ADA)
 
-    assert one.pseudonym("agent", "ada") == whom(ADA).pseudonym("agent", "ada") != one.pseudonym("worker", "ada")
-    assert Whom(one.erasure_id, TENANT, ADA, one.names, one.users, b"l" * 32).pseudonym("agent", "ada") != (
-        one.pseudonym("agent", "ada"))
+    assert person.pseudonym("agent", "ada") == whom(ADA).pseudonym("agent", "ada") != person.pseudonym("worker", "ada")
+    assert Whom(person.erasure_id, TENANT, ADA, person.names, person.users, b"l" * 32).pseudonym("agent", "ada") != (
+        person.pseudonym("agent", "ada"))
 
 
 @pytest.mark.parametrize("text", [f"asked by {MARK}.", f"{MARK}-laptop", f"the key of ({MARK}): new", f"for_{MARK}",

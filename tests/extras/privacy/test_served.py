@@ -31,10 +31,10 @@ def url(tmp_path: Any) -> str:
 
 async def text_of(served: Any) -> str:
     """Return all rows of the tenant as text."""
-    found = []
+    rows = []
     for kind in TABLES:
-        found += await served.backend.page(served.tenant_id, Rows(kind))
-    return encode_json(found).decode()
+        rows += await served.backend.page(served.tenant_id, Rows(kind))
+    return encode_json(rows).decode()
 
 
 async def test_the_keys_of_who_is_erased_are_refused_and_the_log_names_nobody(serve: Serve) -> None:

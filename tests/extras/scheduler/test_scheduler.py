@@ -119,13 +119,13 @@ class World:
 
     async def receipts(self, type: str) -> list[Any]:
         """Return the receipts of a type."""
-        found: list[Any] = (await self.house.good("list_receipts", {"receipt_type": type, "limit": 200}))["receipts"]
-        return found
+        receipts: list[Any] = (await self.house.good("list_receipts", {"receipt_type": type, "limit": 200}))["receipts"]
+        return receipts
 
     async def owed(self) -> list[str]:
         """Return the types of the receipts that are owed to ada."""
         owed = await self.house.good("list_open_obligations", {}, token=self.keys["ada"])
-        return [one["receipt_type"] for one in owed["open_obligations"]]
+        return [obligation["receipt_type"] for obligation in owed["open_obligations"]]
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ async def test_a_zone_that_is_no_more_stops_one_schedule_and_no_other(world: Wor
 
     assert "Mars/Olympus" in (await world.status(broken))["last_status"]
     assert (await world.status(whole))["last_status"] == "created"
-    assert [said for said in world.said if "Mars/Olympus" in said]
+    assert [line for line in world.said if "Mars/Olympus" in line]
 
     await world.answer("pause", {"schedule_id": broken})
     refusal = await world.refusal("resume", {"schedule_id": broken})
@@ -537,7 +537,7 @@ async def test_a_gate_that_is_away_is_told_of_once_and_nothing_piles_up(world: W
         await world.skip(600)
 
     assert len(world.store.firings()) == 1
-    assert len([said for said in world.said if "lost" in said]) == 1
+    assert len([line for line in world.said if "lost" in line]) == 1
 
 
 async def test_a_second_scheduler_with_a_file_of_its_own_does_not_run_what_the_first_has_announced(
@@ -573,7 +573,7 @@ async def test_a_schedule_that_the_gate_has_forgotten_can_be_deleted(world: Worl
     await world.scheduler.tick()
 
     assert world.store.deleted() == []
-    assert [said for said in world.said if schedule_id in said and "receipt" in said]
+    assert [line for line in world.said if schedule_id in line and "receipt" in line]
 
 
 async def test_an_order_that_the_gate_has_forgotten_is_let_go(world: World) -> None:
@@ -650,7 +650,7 @@ async def test_an_agents_key_that_may_not_create_is_named_and_the_run_waits_for_
 
     await world.skip(61)
 
-    assert [said for said in world.said if "the agent's key" in said]
+    assert [line for line in world.said if "the agent's key" in line]
     assert (await world.status(schedule_id))["last_status"].startswith("waiting: forbidden")
     world.die()
     world.agent.token = world.keys["agent"]
@@ -665,7 +665,7 @@ async def test_a_workers_key_that_may_not_report_is_named(world: World) -> None:
 
     await world.skip(61)
 
-    assert [said for said in world.said if said.startswith("report: ") and "the worker's key" in said]
+    assert [line for line in world.said if line.startswith("report: ") and "the worker's key" in line]
     assert len(await world.runs()) == 1
 
 
@@ -689,7 +689,8 @@ async def test_the_silence_of_a_scheduler_is_told_to_the_owner(world: World, pla
 
     await world.skip(200, tick=False)
 
-    assert [(one["schedule_id"], one["interval_seconds"]) for one in await late(world)] == [(schedule_id, 60)]
+    assert [(schedule["schedule_id"], schedule["interval_seconds"])
+            for schedule in await late(world)] == [(schedule_id, 60)]
     world.start()
 
 

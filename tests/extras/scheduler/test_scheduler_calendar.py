@@ -51,12 +51,12 @@ def runs(expr: str, zone: str, since: str, count: int) -> list[str]:
 
 def values(field: str, least: int, most: int) -> set[int]:
     """Read one field of a cron expression, as far as these tests write them."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for term in field.split(","):
         span, _, step = term.partition("/")
         low, _, high = (f"{least}-{most}" if span == "*" else span if "-" in span else f"{span}-{span}").partition("-")
-        found |= set(range(int(low), int(high) + 1, int(step or 1)))
-    return found
+        numbers |= set(range(int(low), int(high) + 1, int(step or 1)))
+    return numbers
 
 
 class Plain:
@@ -68,7 +68,7 @@ class Plain:
         self.both = "*" in (day[0], weekday[0])
         self.minutes, self.hours = values(minute, 0, 59), values(hour, 0, 23)
         self.days, self.months = values(day, 1, 31), values(month, 1, 12)
-        self.weekdays = {one % 7 for one in values(weekday, 0, 6)}
+        self.weekdays = {number % 7 for number in values(weekday, 0, 6)}
 
     def matches(self, wall: datetime) -> bool:
         """Whether a clock that shows this time shows a match."""
@@ -78,7 +78,7 @@ class Plain:
 
     def between(self, zone: str, start: int, end: int) -> list[int]:
         """Look at each minute: a fixed time runs when the clock first reaches it, another when the clock shows it."""
-        clock, found, reached = ZoneInfo(zone), [], None
+        clock, moments, reached = ZoneInfo(zone), [], None
         for moment in range(start - start % MINUTE - 2 * DAY, end + 1, MINUTE):
             wall = datetime.fromtimestamp(moment, clock).replace(tzinfo=None)
             if self.fixed:
@@ -88,8 +88,8 @@ class Plain:
             else:
                 hit = self.matches(wall)
             if hit and moment > start:
-                found.append(moment)
-        return found
+                moments.append(moment)
+        return moments
 
 
 def minutes(after: datetime, until: datetime) -> list[datetime]:
@@ -116,13 +116,13 @@ EXPRESSIONS = st.tuples(field(0, 59), HOURS, st.one_of(st.just("*"), field(1, 28
 def test_cron_runs_when_a_look_at_every_minute_finds_it(expr: str, zone: str, day: str, skipped: int) -> None:
     start, end = at(day) + skipped * MINUTE, at(day) + 4 * DAY
 
-    found = []
+    moments = []
     for run in Cron(expr, zone).after(start):
         if run > end:
             break
-        found.append(run)
+        moments.append(run)
 
-    assert shown(found, zone) == shown(Plain(expr).between(zone, start, end), zone)
+    assert shown(moments, zone) == shown(Plain(expr).between(zone, start, end), zone)
 
 
 # Cron, by example.

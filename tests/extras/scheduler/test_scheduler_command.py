@@ -84,13 +84,13 @@ def test_it_runs_with_keys_from_files_ends_when_told_and_goes_on_where_it_was(
     waited(lambda: len(ticks(gate)) >= 2)
 
     first.send_signal(signal.SIGTERM)
-    said = first.communicate(timeout=PATIENCE_SECONDS)[0]
+    output = first.communicate(timeout=PATIENCE_SECONDS)[0]
     begin(*command, **files)
     seen = len(ticks(gate))
     waited(lambda: len(ticks(gate)) >= seen + 2)
 
-    assert first.returncode == 0, said
-    assert "0 schedules" in said
+    assert first.returncode == 0, output
+    assert "0 schedules" in output
     runs = ticks(gate)
     assert len(set(runs)) == len(runs)
 

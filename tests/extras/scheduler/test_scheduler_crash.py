@@ -139,10 +139,10 @@ class Lives:
         for task in self._tasks():
             at = datetime.fromisoformat(task["payload"]["at"]).astimezone(UTC).timestamp()
             self.seen[task["task_id"]] = task["payload"]["of"], int(at)
-        found: dict[str, list[int]] = {}
+        runs: dict[str, list[int]] = {}
         for schedule_id, run in self.seen.values():
-            found.setdefault(schedule_id, []).append(run)
-        return found
+            runs.setdefault(schedule_id, []).append(run)
+        return runs
 
     def _tasks(self) -> Iterator[dict[str, Any]]:
         """Yield tasks that were not seen yet, newest first."""
@@ -266,4 +266,4 @@ def test_a_scheduler_that_is_killed_at_any_moment_creates_each_run_once(
     assert owed["open_obligations"] == []
     for receipt in ("schedule.created", "schedule.deleted"):
         told = lives.gate.call("list_receipts", receipt_type=receipt, limit=200)["receipts"]
-        assert sorted(one["schedule_id"] for one in told) == sorted(story.models)
+        assert sorted(notice["schedule_id"] for notice in told) == sorted(story.models)

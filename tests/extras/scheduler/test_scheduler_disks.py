@@ -66,8 +66,8 @@ def test_after_failed_calls_on_its_file_a_scheduler_confirms_only_what_a_power_c
             if at in places and confirmed:
                 fill_folder(left := tmp_path / "left", disk.cut(draw))
                 store = Store(str(left / "plan.db"))
-                found = {firing.run_at for firing in store.firings()}
+                runs = {firing.run_at for firing in store.firings()}
                 store.close()
-                lost += [f"{seed}@{at}: {sorted(confirmed - found)}"] if confirmed - found else []
+                lost += [f"{seed}@{at}: {sorted(confirmed - runs)}"] if confirmed - runs else []
         assert confirmed
     assert lost == []

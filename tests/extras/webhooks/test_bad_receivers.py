@@ -67,17 +67,17 @@ async def test_a_bad_receiver_delays_no_other_endpoint(told: Told, way: Any) -> 
             for _ in range(3):
                 await gate.finished()
                 await other.finished()
-            await good.until(lambda: len({one.id for one in good.taken}) == 24)
+            await good.until(lambda: len({request.id for request in good.taken}) == 24)
             rows = await settled(gate, bad_id, 1, "waiting")
 
             assert {row.reason is not None for row in rows if row.tries} == {True}
             assert elsewhere.came == hidden.came == []
             assert bad.sent_bytes < 2**25       # nobody reads what is too much
     firsts = dict[str, Any]()
-    for one in good.taken:      # on a slow machine a good one may be late, and told again
-        firsts.setdefault(one.id, one)
-    for task_id in {one.task_id for one in firsts.values()}:
-        assert types([one for one in firsts.values() if one.task_id == task_id]) == STORY
+    for request in good.taken:      # on a slow machine a good one may be late, and told again
+        firsts.setdefault(request.id, request)
+    for task_id in {delivery.task_id for delivery in firsts.values()}:
+        assert types([delivery for delivery in firsts.values() if delivery.task_id == task_id]) == STORY
 
 
 async def test_a_success_is_one_even_if_the_answer_is_compressed(told: Told) -> None:
@@ -157,7 +157,7 @@ async def test_a_receiver_that_is_gone_is_not_called_again(told: Told) -> None:
         await gate.create()
         tested = await gate.as_admin().test_webhook(webhook_id=id)
 
-    assert [one["kind"] for one in await gate.anomalies()] == ["webhook_gone"]
+    assert [anomaly["kind"] for anomaly in await gate.anomalies()] == ["webhook_gone"]
     assert (tested.delivered, tested.status, tested.reason) == (False, 410, "410: gone")
     assert calls + 1 == len(receiver.came)
 
@@ -175,7 +175,7 @@ async def test_an_endpoint_is_told_only_of_the_types_and_the_inboxes_that_it_ask
         with refused("invalid_request"):
             await gate.as_admin().create_webhook(endpoint=receiver.url, types=["no.such"])
 
-    assert [(one.type, one.task_id) for one in receiver.taken] == [("task.result_ready", task_id)]
+    assert [(request.type, request.task_id) for request in receiver.taken] == [("task.result_ready", task_id)]
 
 
 @contextlib.asynccontextmanager
@@ -237,7 +237,8 @@ async def test_a_test_of_an_endpoint_tells_nothing_of_the_network_behind_the_gat
             id, _ = await add(gate, f"http://{kind}.example.com/")
             tested.append(await gate.as_admin().test_webhook(webhook_id=id))
 
-    assert {(one.delivered, one.status, one.reason, one.took_ms) for one in tested} == {(False, None, UNREACHED, None)}
+    assert {(outcome.delivered, outcome.status, outcome.reason, outcome.took_ms)
+            for outcome in tested} == {(False, None, UNREACHED, None)}
 
 
 async def test_a_tenant_whose_name_servers_hang_holds_the_look_ups_of_no_other(
@@ -266,7 +267,7 @@ async def test_a_tenant_whose_name_servers_hang_holds_the_look_ups_of_no_other(
         finally:
             answer.set()
 
-        assert {one.reason for one in [*hung, tested]} == {UNREACHED}
+        assert {outcome.reason for outcome in [*hung, tested]} == {UNREACHED}
         assert (asked.count("hooks.example.com"), len(asked)) == (1, lookups.LOOKUPS_OF_ASKER + 1)
         await Gate(patient.engine, hasty.tenant_id).as_admin().test_webhook(webhook_id=mine[-1])
         assert len(asked) > lookups.LOOKUPS_OF_ASKER + 1
@@ -299,7 +300,7 @@ async def test_a_suspended_tenant_is_told_nothing_until_its_suspension_ends(told
         await receiver.until(lambda: len(receiver.came) == 6)
 
     assert receiver.came[0].said["data"]["tenant_id"] == other.tenant_id
-    assert types([one for one in receiver.came if one.task_id == offer.task_id]) == STORY
+    assert types([request for request in receiver.came if request.task_id == offer.task_id]) == STORY
 
 
 async def test_endpoints_that_fail_or_are_given_up_are_found_and_counted(told: Told) -> None:
@@ -315,7 +316,7 @@ async def test_endpoints_that_fail_or_are_given_up_are_found_and_counted(told: T
         [failing] = await look(gate)
         await gate.as_admin().change_webhook(webhook_id=bad_id, active=False)
 
-        assert [one.severity for one in await look(gate)] == ["ok"]
+        assert [finding.severity for finding in await look(gate)] == ["ok"]
         assert (well.severity, failing.severity) == ("ok", "warning")
         assert f"webhooks that fail: {bad_id} of tenant {gate.tenant_id}" in failing.seen
         assert metrics.numbers.deliveries["delivered",] >= 1 <= metrics.numbers.deliveries["failed",]
@@ -324,7 +325,7 @@ async def test_endpoints_that_fail_or_are_given_up_are_found_and_counted(told: T
 
 async def look(gate: Gate) -> list[Finding]:
     """Return what the doctor finds of webhooks."""
-    return [one async for one in check_webhooks(Installation(gate.engine.settings, running=gate.engine))]
+    return [finding async for finding in check_webhooks(Installation(gate.engine.settings, running=gate.engine))]
 
 
 class Held(Around):
@@ -422,5 +423,5 @@ async def test_an_event_that_is_taken_while_the_result_before_it_is_stored_is_no
         await gate.create()
         rows = await settled(gate, id, 3)
 
-    assert sorted(one.id for one in receiver.came) == sorted([*failed, *(row.delivery_id for row in rows)])
+    assert sorted(request.id for request in receiver.came) == sorted([*failed, *(row.delivery_id for row in rows)])
     assert [row.tries for row in rows] == [1, 1, 1]

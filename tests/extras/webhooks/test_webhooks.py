@@ -48,16 +48,18 @@ async def test_another_verifier_accepts_each_delivery_and_its_data_is_the_receip
         await receiver.until(lambda: len(receiver.taken) == 4)
         there = await gate.receipts(offer.task_id)
 
-    for one in receiver.came:
-        one.verify(secret)
+    for request in receiver.came:
+        request.verify(secret)
         with pytest.raises(WebhookVerificationError):
-            Came(one.path, one.headers, one.body + b" ").verify(secret)
+            Came(request.path, request.headers, request.body + b" ").verify(secret)
     assert types(receiver.taken) == STORY
-    assert [one.id for one in receiver.taken] == [one.receipt_id for one in there]
-    assert [one.said["data"]["receipt_id"] for one in receiver.taken] == [one.id for one in receiver.taken]
-    assert [one.said["data"]["body"] for one in receiver.taken] == [json.loads(bytes(one.body)) for one in there]
-    assert {one.said["data"]["tenant_id"] for one in receiver.taken} == {gate.tenant_id}
-    assert {one.headers["content-type"] for one in receiver.taken} == {"application/json"}
+    assert [request.id for request in receiver.taken] == [receipt.receipt_id for receipt in there]
+    assert [request.said["data"]["receipt_id"] for request in receiver.taken] == [request.id
+                                                                                  for request in receiver.taken]
+    assert [request.said["data"]["body"] for request in receiver.taken] == [json.loads(bytes(receipt.body))
+                                                                            for receipt in there]
+    assert {request.said["data"]["tenant_id"] for request in receiver.taken} == {gate.tenant_id}
+    assert {request.headers["content-type"] for request in receiver.taken} == {"application/json"}
 
 
 async def test_a_rotated_secret_signs_beside_the_new_one_for_as_long_as_was_said(told: Told) -> None:
@@ -83,11 +85,12 @@ async def test_a_rotated_secret_signs_beside_the_new_one_for_as_long_as_was_said
     assert not [row for row in rows for secret in (first, second, third) if secret.removeprefix("whsec_") in row]
 
 
-def signs(secrets: list[str], one: Came) -> list[int]:
+def signs(secrets: list[str], request: Came) -> list[int]:
     """Return which of some secrets have signed a request, by their numbers; its clock may be ahead of the real one."""
-    at, said = datetime.fromtimestamp(int(one.headers["webhook-timestamp"]), UTC), one.headers["webhook-signature"]
+    at, signatures = datetime.fromtimestamp(int(request.headers["webhook-timestamp"]),
+                                            UTC), request.headers["webhook-signature"]
     return [number for number, secret in enumerate(secrets)
-            if StandardWebhook(secret).sign(one.id, at, one.body.decode()) in said.split()]
+            if StandardWebhook(secret).sign(request.id, at, request.body.decode()) in signatures.split()]
 
 
 async def test_each_secret_that_is_rotated_away_signs_until_its_own_overlap_is_over(told: Told) -> None:
@@ -123,7 +126,7 @@ async def test_each_secret_that_is_rotated_away_signs_until_its_own_overlap_is_o
         assert await deliver() == [4, 5, 6, 7]      # three beside the newest one; the oldest one went
         row = await gate.backend.record(gate.tenant_id, Webhook, id)
         before = derive_secret(gate.backend.secret, gate.tenant_id, id, row.previous_id)
-        assert [secrets.index(show_secret(one)) for one in (
+        assert [secrets.index(show_secret(secret)) for secret in (
             derive_secret(gate.backend.secret, gate.tenant_id, id, row.secret_id), before)] == [7, 6]   # as ever
         await rotate(0)
         assert await deliver() == [8]               # a leak withdraws all of them
@@ -132,8 +135,8 @@ async def test_each_secret_that_is_rotated_away_signs_until_its_own_overlap_is_o
     assert until_when == [pytest.approx(seconds, abs=60) if seconds else None for seconds in (
         86_400, 86_400, 86_400 - 3_601, 86_400, 86_400, 86_400, 86_400, 0)]
     raw = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
-    assert not [one for one in raw for text in [*rows, str(astuple(row))]
-                if one.hex() in text or base64.b64encode(one).decode() in text]
+    assert not [secret for secret in raw for text in [*rows, str(astuple(row))]
+                if secret.hex() in text or base64.b64encode(secret).decode() in text]
 
 
 @pytest.mark.parametrize("change", ["another secret", "another URL", "another type", "paused", "removed"])
@@ -175,8 +178,8 @@ async def test_what_an_admin_changes_while_events_are_being_read_holds_for_them(
         await right.until(lambda: len(right.taken) == 2)
 
     assert wrong.came == []
-    for one in right.came:
-        one.verify(secret)
+    for request in right.came:
+        request.verify(secret)
 
 
 async def test_what_an_admin_changes_while_a_receiver_is_slow_holds_for_all_that_is_still_to_be_sent(
@@ -193,9 +196,9 @@ async def test_what_an_admin_changes_while_a_receiver_is_slow_holds_for_all_that
 
     assert len(receiver.came) == 1
     receiver.came[0].verify(first)
-    for one in other.came:
-        one.verify(second)
-    assert {one.id for one in other.taken} == {row.delivery_id for row in rows}
+    for request in other.came:
+        request.verify(second)
+    assert {request.id for request in other.taken} == {row.delivery_id for row in rows}
 
 
 async def test_events_of_a_task_arrive_in_their_order_and_each_retry_has_the_same_id_and_bytes(told: Told) -> None:
@@ -207,11 +210,11 @@ async def test_events_of_a_task_arrive_in_their_order_and_each_retry_has_the_sam
         rows = await settled(gate, id, 20)
 
     for offer in offers:
-        assert types([one for one in receiver.taken if one.task_id == offer.task_id]) == STORY
-    assert len({one.id for one in receiver.taken}) == 20 < len(receiver.came)
-    assert len({(one.id, one.body) for one in receiver.came}) == 20
-    for one in receiver.came:
-        one.verify(secret)
+        assert types([request for request in receiver.taken if request.task_id == offer.task_id]) == STORY
+    assert len({request.id for request in receiver.taken}) == 20 < len(receiver.came)
+    assert len({(request.id, request.body) for request in receiver.came}) == 20
+    for request in receiver.came:
+        request.verify(secret)
     assert sum(row.tries for row in rows) == len(receiver.came)
 
 
@@ -222,16 +225,16 @@ async def test_an_endpoint_that_fails_again_and_again_is_only_probed_until_it_is
         id, _ = await add(gate, receiver)
         offers = [await gate.finished() for _ in range(40)]
         await receiver.until(lambda: len(receiver.came) >= 15)
-        tried = {one.id for one in receiver.came}
+        tried = {request.id for request in receiver.came}
         failing = await state_of(gate, id)
         well.set()
         await receiver.until(lambda: len(receiver.taken) == 160)
 
         assert len(tried) <= 12         # those that were on their way when it had failed five times
         assert (failing.state, failing.reason, failing.failing_since is None) == ("active", "500: not a success", False)
-        assert len({one.id for one in receiver.taken}) == 160
+        assert len({request.id for request in receiver.taken}) == 160
         for offer in offers:
-            assert types([one for one in receiver.taken if one.task_id == offer.task_id]) == STORY
+            assert types([request for request in receiver.taken if request.task_id == offer.task_id]) == STORY
         await settled(gate, id, 160)
         assert (await state_of(gate, id)).failing_since is None
 
@@ -247,7 +250,7 @@ async def test_an_endpoint_that_fails_for_days_is_parked_its_admins_are_told_and
         async def parked() -> bool:
             return bool((await state_of(gate, id)).state == "parked")
         await until(parked)
-        [notice, *_] = [one for one in await gate.anomalies() if one["kind"] == "webhook_parked"]
+        [notice, *_] = [anomaly for anomaly in await gate.anomalies() if anomaly["kind"] == "webhook_parked"]
         with refused("invalid_state_transition"):
             await gate.as_admin().replay_deliveries(webhook_id=id)
         well.set()
@@ -255,11 +258,12 @@ async def test_an_endpoint_that_fails_for_days_is_parked_its_admins_are_told_and
 
         async def are_told() -> bool:
             await gate.as_admin().replay_deliveries(webhook_id=id)      # also what was on its way when it was parked
-            return len({one.id for one in receiver.taken if one.type in STORY}) >= 12
+            return len({request.id for request in receiver.taken if request.type in STORY}) >= 12
         await until(are_told)
 
     assert notice["details"]["webhook_id"] == id
-    assert {one.task_id for one in receiver.taken if one.type in STORY} == {offer.task_id for offer in offers}
+    assert {request.task_id for request in receiver.taken if request.type in STORY} == {offer.task_id
+                                                                                        for offer in offers}
 
 
 async def test_deliveries_are_replayed_by_id_by_time_and_when_they_are_parked(told: Told) -> None:
@@ -281,7 +285,7 @@ async def test_deliveries_are_replayed_by_id_by_time_and_when_they_are_parked(to
         await receiver.until(lambda: len(receiver.taken) == 10)
 
     assert types(receiver.taken) == [*STORY, "task.accepted", *STORY, "task.assigned"]
-    assert len({one.id for one in receiver.taken}) == 5
+    assert len({request.id for request in receiver.taken}) == 5
 
 
 async def test_each_usage_event_is_posted_once_found_again_and_sums_up_to_the_usage(told: Told) -> None:
@@ -296,7 +300,7 @@ async def test_each_usage_event_is_posted_once_found_again_and_sums_up_to_the_us
                 await gate.create()
             gate.skip(PERIOD_SECONDS)
             await closer.close(gate.tenant_id, floor_to(gate.now(), PERIOD_SECONDS))
-        stored = [one async for one in read_rows(gate.engine, gate.tenant_id, UsageEvent)][1:]
+        stored = [row async for row in read_rows(gate.engine, gate.tenant_id, UsageEvent)][1:]
         await receiver.until(lambda: len(receiver.taken) == len(stored))
         rows = await settled(gate, id, len(stored))
         await gate.as_admin().replay_deliveries(webhook_id=id, delivery_ids=[rows[0].delivery_id])
@@ -307,11 +311,12 @@ async def test_each_usage_event_is_posted_once_found_again_and_sums_up_to_the_us
             await gate.as_admin().change_webhook(webhook_id=id, principals=["ada"])
 
     *once, again = receiver.taken
-    assert sorted(one.id for one in once) == [one.usage_event_id for one in stored] == [row.delivery_id for row in rows]
-    assert {one.type for one in once} == {"usage.recorded"}
-    assert {one.said["data"]["tenant_id"] for one in once} == {gate.tenant_id}
-    assert sum(one.said["data"]["tasks"] for one in once) == 6
-    assert again.body in [one.body for one in once if one.id == stored[0].usage_event_id]
+    assert sorted(request.id for request in once) == [event.usage_event_id for event in stored] == [row.delivery_id
+                                                                                                    for row in rows]
+    assert {request.type for request in once} == {"usage.recorded"}
+    assert {request.said["data"]["tenant_id"] for request in once} == {gate.tenant_id}
+    assert sum(request.said["data"]["tasks"] for request in once) == 6
+    assert again.body in [request.body for request in once if request.id == stored[0].usage_event_id]
 
 
 async def test_one_endpoint_of_the_operator_is_told_of_the_usage_of_all_tenants_also_after_a_restart(
@@ -356,13 +361,13 @@ async def test_one_endpoint_of_the_operator_is_told_of_the_usage_of_all_tenants_
         async with Webhooks(first.beside(**ours).engine):
             rows = await settled(operator, id, 8)
 
-    stored = {gate.tenant_id: [one async for one in read_rows(first.engine, gate.tenant_id, UsageEvent)]
+    stored = {gate.tenant_id: [row async for row in read_rows(first.engine, gate.tenant_id, UsageEvent)]
               for gate in (first, later)}
-    told = {one.id: one.said["data"]["tenant_id"] for one in receiver.taken}
+    told = {request.id: request.said["data"]["tenant_id"] for request in receiver.taken}
     assert len(receiver.taken) == len(told) == 8
     assert {row.delivery_id: row.tenant for row in rows} == told
     for tenant_id, events in stored.items():
-        expected = [one.usage_event_id for one in events][tenant_id == first.tenant_id:]
+        expected = [event.usage_event_id for event in events][tenant_id == first.tenant_id:]
         assert sorted(id for id, of in told.items() if of == tenant_id) == expected
 
 
@@ -370,14 +375,14 @@ async def test_a_tenant_has_no_more_endpoints_than_its_quota_however_many_are_ad
     async with told(max_per_tenant=3) as gate:
         root, url = gate.as_admin(), "https://hooks.example.com/"
         made = await asyncio.gather(*(root.create_webhook(endpoint=url) for _ in range(12)), return_exceptions=True)
-        there = [one.webhook_id for one in (await root.list_webhooks()).webhooks]
+        there = [webhook.webhook_id for webhook in (await root.list_webhooks()).webhooks]
         await root.remove_webhook(webhook_id=there[0])
         await add(gate, url)
         with refused("quota_exceeded", quota="webhooks", limit=3):
             await add(gate, url)
         await add(gate.stranger(), url)
 
-    assert sum(isinstance(one, Exception) for one in made) == 9
+    assert sum(isinstance(outcome, Exception) for outcome in made) == 9
     assert len(there) == 3
 
 
@@ -396,9 +401,9 @@ async def test_no_tenant_sees_changes_or_is_told_of_what_is_anothers(told: Told)
         await ours.until(lambda: len(ours.taken) == 4)
         await theirs.until(lambda: len(theirs.taken) == 4)
 
-        assert id not in [one.webhook_id for one in (await root.list_webhooks()).webhooks]
-    assert {one.task_id for one in ours.came} == {mine.task_id}
-    assert {one.task_id for one in theirs.came} == {yours.task_id}
+        assert id not in [webhook.webhook_id for webhook in (await root.list_webhooks()).webhooks]
+    assert {request.task_id for request in ours.came} == {mine.task_id}
+    assert {request.task_id for request in theirs.came} == {yours.task_id}
 
 
 async def test_a_removed_endpoint_leaves_nothing_and_old_deliveries_are_forgotten(told: Told) -> None:

@@ -66,13 +66,13 @@ async def test_a_gate_that_is_killed_while_it_delivers_tells_of_every_event_in_t
         await server.stop(signal.SIGTERM)
         written = await read_receipts(database, server.tenant)
         await server.start()
-        await receiver.until(lambda: {one.id for one in receiver.taken} >= set(written))
+        await receiver.until(lambda: {request.id for request in receiver.taken} >= set(written))
 
-    firsts = {one.id: one for one in reversed(receiver.taken)}.values()
+    firsts = {request.id: request for request in reversed(receiver.taken)}.values()
     told = defaultdict[str, list[str]](list)
-    for one in sorted(firsts, key=receiver.taken.index):
-        one.verify(made["secret"])
-        told[one.task_id].append(one.id)
+    for request in sorted(firsts, key=receiver.taken.index):
+        request.verify(made["secret"])
+        told[request.task_id].append(request.id)
     assert {id for ids in told.values() for id in ids} == set(written)
     assert {task_id: ids for task_id, ids in told.items() if task_id != "None" and ids != sorted(ids)} == {}, seed
 
@@ -87,11 +87,11 @@ async def test_a_gate_that_is_killed_while_it_delivers_tells_the_operator_of_eve
                 await receiver.until(lambda part=part: len(receiver.taken) >= part * len(written))  # type: ignore[misc]
                 await server.stop(signal.SIGKILL)
                 await server.start()
-            await receiver.until(lambda: {one.id for one in receiver.taken} >= written.keys())
+            await receiver.until(lambda: {request.id for request in receiver.taken} >= written.keys())
 
-    assert {one.id: one.said["data"]["tenant_id"] for one in receiver.taken} == written
-    for one in receiver.taken:
-        one.verify(secret)
+    assert {request.id: request.said["data"]["tenant_id"] for request in receiver.taken} == written
+    for request in receiver.taken:
+        request.verify(secret)
 
 
 async def write_usage(database: str, operator_id: str, url: str) -> tuple[dict[str, str], str]:
@@ -117,10 +117,10 @@ async def write_usage(database: str, operator_id: str, url: str) -> tuple[dict[s
 
 async def read_receipts(url: str, tenant_id: str) -> list[str]:
     """Return the ids of all receipts of a tenant."""
-    backend, found = await open_backend(url), list[str]()
+    backend, receipt_ids = await open_backend(url), list[str]()
     try:
-        while page := await backend.page(tenant_id, Rows(Receipt, found[-1] if found else "")):
-            found += [one.receipt_id for one in page]
+        while page := await backend.page(tenant_id, Rows(Receipt, receipt_ids[-1] if receipt_ids else "")):
+            receipt_ids += [receipt.receipt_id for receipt in page]
     finally:
         await backend.close()
-    return found
+    return receipt_ids
