@@ -815,9 +815,8 @@ class Hooks:
     def __init__(self, extensions: tuple[Extension, ...]) -> None:
         for name, default in vars(Extension).items():
             if not name.startswith("_"):
-                hooks = [getattr(extension, name) for extension in extensions
-                         if getattr(type(extension), name) is not default]
-                setattr(self, name, tuple(hooks))
+                setattr(self, name, tuple(getattr(extension, name) for extension in extensions
+                                          if getattr(type(extension), name) is not default))
         self.substitutes = {name: other for hook in vars(self)["substitutes"] for name, other in hook().items()}
 
     if TYPE_CHECKING:
@@ -1451,10 +1450,9 @@ class Engine:
 
     def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> list[str]:
         """Note who resumes these leases; return those that ended by it."""
-        leases = [lease for task_id in ask.tasks if (lease := work.leases.get(task_id)) and lost(
+        held = [lease for task_id in ask.tasks if (lease := work.leases.get(task_id)) and lost(
             lease, ask.worker, LeaseAsk(lease_id=lease.lease_id), work.now, self.settings.lease_grace_seconds) is None]
-        return [lease.lease_id for lease in leases
-                if not self._resume_lease(work, lease, ask.worker, ask.resumption_id)]
+        return [lease.lease_id for lease in held if not self._resume_lease(work, lease, ask.worker, ask.resumption_id)]
 
     def _resume_lease(self, work: Work, lease: Lease, worker: Principal, resumption_id: str | None) -> bool:
         """Note who resumes a lease, and return True; or end it, if that is the last loss its task may have."""
@@ -1674,8 +1672,7 @@ class Engine:
         if lease is None or lease.lease_id == ask.lease_id:
             return False
         return self._has_accepted(work, ask, speaker(caller, ask)) and any(
-            receipt.receipt_type == contract.type and self._is_by_worker(receipt)
-            for receipt in self._list_under_lease(work, ask))
+            end.receipt_type == contract.type and self._is_by_worker(end) for end in self._list_under_lease(work, ask))
 
     def _has_accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""

@@ -70,8 +70,8 @@ def limit_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[str],
     A prefix is a range and no LIKE: behind row-level security Postgres looks for nothing by an index with LIKE.
     """
     if range_.by in PREFIXED:
-        column = PREFIXED[range_.by]
-        return f"{column} >= {bind(range_.value)} AND {column} < {bind(queries.end_of(range_.value))}", f"{column}, task_id"
+        column, prefix = PREFIXED[range_.by], range_.value
+        return f"{column} >= {bind(prefix)} AND {column} < {bind(queries.end_of(prefix))}", f"{column}, task_id"
     condition = "held IS NOT NULL" if range_.by == "held" else f"{range_.by} = {bind(range_.value)}"
     return " AND ".join([condition, *limit_age(of, bind, "task_id")]), "task_id DESC"
 

@@ -52,10 +52,10 @@ async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: harne
 
     [schedule] = (await gate.as_agent().list_schedules()).schedules
 
-    assert (schedule.schedule_id, str(schedule.owner), str(schedule.scheduler)) == ("nightly", "agent ada",
-                                                                                    "worker cron")
-    assert (schedule.enabled, schedule.interval_seconds, schedule.late_since,
-            schedule.created_receipt_id) == (True, 60, None, created)
+    assert (schedule.schedule_id, str(schedule.owner), str(schedule.scheduler)) == (
+        "nightly", "agent ada", "worker cron")
+    assert (schedule.enabled, schedule.interval_seconds, schedule.late_since, schedule.created_receipt_id) == (
+        True, 60, None, created)
     assert schedule.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
 
 

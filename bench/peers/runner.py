@@ -200,9 +200,8 @@ def format_peers_method(comparison: Comparison) -> str:
     each = f"{method['count']:,} cycles" if method["count"] is not None else f"{method['seconds']:g} s"
     rounds = f"medians of {method['rounds']} rounds" if method["rounds"] > 1 else "one round"
     memory = ", in memory (set TMPDIR)" if method["temporary_folder"] in ("tmpfs", "ramfs") else ""
-    return (
-        f"Python {method['python']}{memory}. Clients, queues and their servers share {method['cores']} cores; {rounds} "
-            f"of {each}, everything in turns.")
+    return (f"Python {method['python']}{memory}. Clients, queues and their servers share {method['cores']} cores; "
+            f"{rounds} of {each}, everything in turns.")
 
 
 def format_about(one: About) -> str:

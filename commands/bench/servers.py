@@ -221,12 +221,12 @@ def format_markdown(rows: list[Figures], rests: list[Rest], method: dict[str, An
 def format_figures(rows: list[Figures], database: str, mode: str, clients: int) -> list[str]:
     """Return the cells of one mode on one database; modes of batches show cycles instead of requests."""
     mine = [row for row in rows if (row.database, row.mode, row.clients) == (database, mode, clients)]
-    whole = next((figures for figures in mine if figures.operation == "all"), mine[0])
+    whole = next((row for row in mine if row.operation == "all"), mine[0])
     echo = next(row.requests_per_second for row in rows
                 if (row.database, row.mode, row.clients) == (database, "echo", clients))
     part = f"{whole.requests_per_second / echo:.2f}"
     if mode == "batch":
-        part = f"{sum(figures.tasks_per_second for figures in mine if figures.operation in load.COMPLETIONS):,.0f} cycles/s"
+        part = f"{sum(row.tasks_per_second for row in mine if row.operation in load.COMPLETIONS):,.0f} cycles/s"
     return ["–" if mode == load.LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}",
             f"{whole.kib_written:.1f}" if whole.kib_written else "–"]
 
@@ -238,9 +238,8 @@ def format_method(method: dict[str, Any]) -> str:
     echo = "; ".join(f"{where} {rate:,.0f}/s" for where, rate in method["echo_requests_per_second"].items())
     in_memory = method["temporary_folder"] in ("tmpfs", "ramfs")
     memory = " (in memory, so no disk was involved; set TMPDIR)" if in_memory else ""
-    return (
-        f"AsyncGate {method['asyncgate']}, Python {method['python']}, SQLite {method['sqlite']}{memory}; client and "
-            f"servers share {method['cores']} cores; {rounds} of {each}, everything in turns. "
+    return (f"AsyncGate {method['asyncgate']}, Python {method['python']}, SQLite {method['sqlite']}{memory}; "
+            f"client and servers share {method['cores']} cores; {rounds} of {each}, everything in turns. "
             f"The echo: {echo}. KiB a cycle: on SQLite what the gate's process has written to the disk, on Postgres "
             "its write-ahead log.")
 

@@ -273,8 +273,8 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
         http = http or (make_fetcher(settings) if url else None)
         keys = KeyRing(fixed, http if url else None, url, clock, changed)
         issuers.append(Issuer(name, keys, frozenset(limits.audience), frozenset(limits.tenants),
-                              frozenset(limits.roles),
-                              frozenset(getattr(limits, "scopes", ())), limits.max_lifetime_days * DAY_SECONDS))
+                              frozenset(limits.roles), frozenset(getattr(limits, "scopes", ())),
+                              limits.max_lifetime_days * DAY_SECONDS))
     return issuers
 
 

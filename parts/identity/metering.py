@@ -209,8 +209,8 @@ class Book:
         return stored.UsageEvent(
             write_period(begins // PERIOD_SECONDS), derive_event_id(self.tenant_id, begins, ends), begins, ends,
             sum(meter.tasks for meter in meters), lease_ms, receipts, payloads,
-            sum(meter.reads for meter in meters), sum(meter.writes for meter in meters), sum(meter.heartbeats
-                                                                                             for meter in meters))
+            sum(meter.reads for meter in meters), sum(meter.writes for meter in meters),
+            sum(meter.heartbeats for meter in meters))
 
 
 def derive_event_id(tenant_id: str, begins: int, ends: int) -> str:

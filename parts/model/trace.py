@@ -49,8 +49,8 @@ def read_parent(header: str) -> str | None:
 
 def read_state(header: str) -> str | None:
     """Return a valid `tracestate`, or None: a trace is good without it."""
-    entries = [entry for part in header.split(",")
-               if (entry := part.strip(" \t"))] if len(header) <= LONGEST_STATE else []
+    parts = header.split(",") if len(header) <= LONGEST_STATE else []
+    entries = [entry for part in parts if (entry := part.strip(" \t"))]
     keys = {entry.partition("=")[0] for entry in entries}
     if not 0 < len(entries) == len(keys) <= MOST_STATES or not all(map(STATE.fullmatch, entries)):
         return None

@@ -105,8 +105,8 @@ class Adopter:
         backend = self.engine.backend
         if len(receipt.receipt_id) > LONGEST_ID:
             return log.warning("a receipt in the ledger was skipped: its id has %d characters", len(receipt.receipt_id))
-        if receipt.receipt_key or receipt.task_id is None or await backend.receipt(tenant_id,
-                                                                                   receipt.receipt_id) is not None:
+        if (receipt.receipt_key or receipt.task_id is None
+                or await backend.receipt(tenant_id, receipt.receipt_id) is not None):
             return
         if await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + receipt.receipt_id) is not None:
             return

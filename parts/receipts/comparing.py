@@ -254,8 +254,8 @@ class TenantComparison:
 
     async def _send_again(self, differences: list[reconcile.Difference], collected: Collected | None) -> None:
         """Put what the ledger lacks into the outbox, with its body from here, or restored from its task."""
-        lost, bodies = [difference for difference in differences
-                        if difference.kind == "lost_by_ledger"], dict[str, str]()
+        lost = [difference for difference in differences if difference.kind == "lost_by_ledger"]
+        bodies = dict[str, str]()
         if collected is not None:
             pairs = [(difference.task_id, difference.receipt_id) for difference in lost]
             bodies = await restore_bodies(self.backend, self.tenant_id, pairs, collected)

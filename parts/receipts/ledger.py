@@ -103,8 +103,7 @@ def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) ->
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
     return receipt.tenant_id, stored.Entry(
         receipt.receipt_id, "", receipt.receipt_type, receipt.task_id or "", sender.kind, sender.id, receipt.to.kind,
-        receipt.to.id,
-        receipt.asyncgate_instance or "", digest, content.decode(),
+        receipt.to.id, receipt.asyncgate_instance or "", digest, content.decode(),
         caller.principal.kind, caller.principal.id, caller.role)
 
 

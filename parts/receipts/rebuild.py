@@ -164,8 +164,7 @@ class Rebuild:
             opened = [receipt for receipt in receipts if receipt.receipt_type in TERMINATES
                       and not self.collected.answered(receipt)]
             schedules = [stored.Schedule(receipt.schedule_id or "", receipt.to_kind, receipt.to_id, receipt.from_kind,
-                                         receipt.from_id,
-                                  receipt.receipt_id)      # its scheduler reports the other fields later
+                                         receipt.from_id, receipt.receipt_id)   # its scheduler reports the rest later
                          for receipt in opened if receipt.receipt_type == SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)

@@ -90,8 +90,8 @@ def restore_body(receipt: stored.Receipt, known: Evidence) -> str | None:
     """Return the body of a receipt; None if it cannot be restored."""
     draft = DRAFTS.get(receipt.receipt_type)
     for candidate in islice(draft(receipt, known), MOST_DRAFTS) if draft else ():
-        whole = {name: value for name, value in candidate.items()
-                 if value is not None} | {"schema_version": SCHEMA_VERSION}
+        whole = {name: value for name, value in candidate.items() if value is not None}
+        whole["schema_version"] = SCHEMA_VERSION
         body = content.to_canonical(whole).decode()
         if computed_hash(replace(receipt, body=body)) == receipt.hash:
             return body

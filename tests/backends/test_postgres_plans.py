@@ -257,8 +257,8 @@ WHOLE = {sql.COUNT, sql.LAG, sql.EMPTY_LANES}
 def written(sent: Iterable[str]) -> Iterator[str]:
     """Yield every statement that the backend could send of a tenant; what is part of a sent one is judged there."""
     for text in vars(sql).values():
-        if isinstance(text,
-                      str) and "tenant_id = $1" in text and not any(text in statement for statement in {*sent, *WHOLE}):
+        if (isinstance(text, str) and "tenant_id = $1" in text
+                and not any(text in statement for statement in {*sent, *WHOLE})):
             yield text
     yield from sql.HORIZONS.values()
     for tables in [*((table,) for table in sql.SAVES if table != "posted"), ("receipts", "posted"), tuple(sql.SAVES)]:
