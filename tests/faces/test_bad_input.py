@@ -18,14 +18,13 @@ from asyncgate import Operation
 from asyncgate.parts.model.wire import Kind, SummaryPrefix
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines
+from tests.support.each import each
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
-WAYS = [(op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest]
-IDS = [f"{verb} {path}" for _, verb, path in WAYS]
-POSTS = [way for way in WAYS if way[1] == "POST"]
-POST_IDS = [way for way in IDS if way.startswith("POST")]
+WAYS = {f"{verb} {path}": (op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest}
+POSTS = [way for way in WAYS if way.startswith("POST")]
 WIDEST = 2**53 - 1
 
 
@@ -44,7 +43,8 @@ def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
     return body
 
 
-async def stocked(served: Any) -> dict[str, str]:
+@pytest.fixture
+async def known(served: Any) -> dict[str, str]:
     """Make one task of each kind, so that bad input could hurt something; return ids that exist."""
     order = await served.leased("clock-1", type="schedule.create")
     await served.post("/v1/receipts", {
@@ -181,11 +181,11 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Field]:
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
+@each("way", WAYS)
 async def test_what_a_field_cannot_take_is_refused_and_nothing_is_written(
-    served: Any, op: Operation, verb: str, path: str
-) -> None:
-    known, carried = await stocked(served), re.findall(r"{(\w+)}", path)
+        served: Any, known: dict[str, str], way: str) -> None:
+    op, verb, path = WAYS[way]
+    carried = re.findall(r"{(\w+)}", path)
     tried = 0
 
     async with served.unchanged():
@@ -211,8 +211,9 @@ OWN_CHECKS = ("requirements", "artifacts")     # looked at item by item, so that
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("name", ITEMS)
-async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(served: Any, name: str) -> None:
-    op, known = OPERATIONS[name], await stocked(served)
+async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(
+        served: Any, known: dict[str, str], name: str) -> None:
+    op = OPERATIONS[name]
     (kind,) = get_args(get_args(next(f.type for f in msgspec.structs.fields(op.takes) if f.name == ITEMS[name]))[0])
     (path,) = (path for _, path in op.rest)
 
@@ -228,9 +229,10 @@ async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(serve
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
-async def test_the_nul_character_is_refused_everywhere(served: Any, op: Operation, verb: str, path: str) -> None:
-    known, carried = await stocked(served), re.findall(r"{(\w+)}", path)
+@each("way", WAYS)
+async def test_the_nul_character_is_refused_everywhere(served: Any, known: dict[str, str], way: str) -> None:
+    op, verb, path = WAYS[way]
+    carried = re.findall(r"{(\w+)}", path)
     texts = [field for field in fields_of(op.takes) if verb == "POST" or field.kind in ("string", "integer", "number")]
 
     async with served.unchanged():
@@ -248,8 +250,8 @@ async def test_the_nul_character_is_refused_everywhere(served: Any, op: Operatio
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("name", ITEMS)
-async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, name: str) -> None:
-    op, known = OPERATIONS[name], await stocked(served)
+async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, known: dict[str, str], name: str) -> None:
+    op = OPERATIONS[name]
     (path,) = (path for _, path in op.rest)
     good = filled(op, known)
 
@@ -260,8 +262,7 @@ async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, name: s
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("items", [{}, "x", [], [{}] * 501], ids=["object", "text", "empty", "long"])
-@pytest.mark.parametrize("name", ITEMS)
+@each("name, items", [(name, items) for name in ITEMS for items in ({}, "x", [], [{}] * 501)])
 async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
         served: Any, name: str, items: Any) -> None:
     (path,) = (path for _, path in OPERATIONS[name].rest)
@@ -272,8 +273,7 @@ async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
 
 
 @pytest.mark.one_store
-async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any) -> None:
-    known = await stocked(served)
+async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any, known: dict[str, str]) -> None:
     held: dict[str, Any] = {"task_id": known["task_id"], "lease_id": known["lease_id"]}
 
     async with served.unchanged():
@@ -309,10 +309,10 @@ BROKEN = {
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
-async def test_what_is_not_json_or_not_an_object_is_refused(served: Any, body: bytes) -> None:
+@each("broken", BROKEN)
+async def test_what_is_not_json_or_not_an_object_is_refused(served: Any, broken: str) -> None:
     async with served.unchanged():
-        refused(await served.call("POST", "/v1/tasks", body), 400, "invalid_request")
+        refused(await served.call("POST", "/v1/tasks", BROKEN[broken]), 400, "invalid_request")
 
 
 @pytest.mark.one_store
@@ -332,9 +332,9 @@ async def test_a_number_that_json_does_not_have_is_named(served: Any, value: byt
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize(("op", "verb", "path"), POSTS, ids=POST_IDS)
-async def test_every_operation_refuses_broken_json(served: Any, op: Operation, verb: str, path: str) -> None:
-    known = await stocked(served)
+@each("way", POSTS)
+async def test_every_operation_refuses_broken_json(served: Any, known: dict[str, str], way: str) -> None:
+    op, verb, path = WAYS[way]
     target, _ = split(path, filled(op, known))
 
     async with served.unchanged():
@@ -349,9 +349,8 @@ RAW = [("/v1/tasks", "payload", {"type": "demo", "payload": None}), ("/v1/tasks/
        ("/v1/tasks/{task_id}/complete", "delivery_proof", {}), ("/v1/tasks/{task_id}/complete", "artifacts", {})]
 
 
-async def inside(served: Any, path: str, name: str, fields: dict[str, Any], value: bytes) -> Any:
+async def inside(served: Any, known: dict[str, str], path: str, name: str, fields: dict[str, Any], value: bytes) -> Any:
     """Send JSON as it is in one field."""
-    known = await stocked(served)
     target, _ = split(path, known)
     given = json.dumps({"worker_id": "w1", "lease_id": known["lease_id"], **fields}).encode()
     return await served.call("POST", target, given[:-1] + b',"%b":%b}' % (name.encode(), value))
@@ -360,9 +359,7 @@ async def inside(served: Any, path: str, name: str, fields: dict[str, Any], valu
 @pytest.mark.one_store
 @pytest.mark.parametrize(("path", "name", "fields"), RAW, ids=[name for _, name, _ in RAW])
 async def test_json_that_nobody_could_read_later_is_refused_in_every_field_that_takes_any(
-    served: Any, path: str, name: str, fields: dict[str, Any]
-) -> None:
-    known = await stocked(served)
+        served: Any, known: dict[str, str], path: str, name: str, fields: dict[str, Any]) -> None:
     target, _ = split(path, known)
     start = json.dumps({"worker_id": "w1", "lease_id": known["lease_id"], **fields}).encode()[:-1]
 
@@ -375,9 +372,7 @@ async def test_json_that_nobody_could_read_later_is_refused_in_every_field_that_
 
 @pytest.mark.parametrize(("path", "name", "fields"), RAW, ids=[name for _, name, _ in RAW])
 async def test_json_may_be_nested_64_deep_and_no_deeper(
-    served: Any, path: str, name: str, fields: dict[str, Any]
-) -> None:
-    known = await stocked(served)
+        served: Any, known: dict[str, str], path: str, name: str, fields: dict[str, Any]) -> None:
     target, _ = split(path, known)
     start = json.dumps({"worker_id": "w1", "lease_id": known["lease_id"], **fields}).encode()[:-1]
 
@@ -396,11 +391,11 @@ async def test_json_may_be_nested_64_deep_and_no_deeper(
 
 @pytest.mark.parametrize(("path", "name", "fields"), RAW[:4], ids=[name for _, name, _ in RAW[:4]])
 async def test_numbers_of_others_are_kept_as_they_came(
-    served: Any, path: str, name: str, fields: dict[str, Any]
+    served: Any, known: dict[str, str], path: str, name: str, fields: dict[str, Any]
 ) -> None:
     number = b"9" * 400
 
-    answer = await inside(served, path, name, fields, b'{"a":%b,"b":-0.0,"c":1E5}' % number)
+    answer = await inside(served, known, path, name, fields, b'{"a":%b,"b":-0.0,"c":1E5}' % number)
 
     assert answer.status == 200, answer
     assert number in (await served.call("GET", "/v1/tasks?limit=200")).content
@@ -421,11 +416,11 @@ async def test_own_integers_stay_within_what_every_reader_keeps(served: Any) -> 
 
 
 @pytest.mark.one_store
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(("path", "field", "most"), [
     ("/v1/leases/claim", "capabilities", 64), ("/v1/leases/claim", "accept_types", 64),
     ("/v1/leases/claim", "preferred_kinds", 64)])
 async def test_a_list_of_names_is_held_to_its_limits(served: Any, path: str, field: str, most: int) -> None:
-    await stocked(served)
     good = {"worker_id": "w9", "accept_types": ["none"]}
 
     assert (await served.call("POST", path, good | {field: [str(n) for n in range(most)]})).status == 200
@@ -455,9 +450,9 @@ PAGES = ["/v1/tasks", "/v1/receipts", "/v1/obligations/open", "/v1/bootstrap"]
 
 
 @pytest.mark.one_store
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_limit_below_one_or_no_integer_is_refused_and_a_large_one_is_clamped(served: Any, path: str) -> None:
-    await stocked(served)
 
     for value in ("0", "-1", "ten", "1.5", "true", "1e400", "", "%201", str(2**53), "null%00"):
         refused(await served.call("GET", f"{path}?agent_id=ada&limit={value}"), 400, "invalid_request")
@@ -538,9 +533,7 @@ async def test_the_refusal_of_a_late_time_names_the_latest_one(served: Any) -> N
     ("/v1/tasks", "payload", 2**20), ("/v1/tasks/{task_id}/complete", "result", 2**20),
     ("/v1/tasks/{task_id}/fail", "error", 2**20), ("/v1/tasks/{task_id}/progress", "progress", 2**16)])
 async def test_the_largest_value_is_taken_and_one_byte_more_is_413(
-    served: Any, path: str, name: str, limit: int
-) -> None:
-    known = await stocked(served)
+        served: Any, known: dict[str, str], path: str, name: str, limit: int) -> None:
     target, _ = split(path, known)
     body = {"type": "demo", "payload": None, "worker_id": "w1", "lease_id": known["lease_id"]}
 
@@ -559,8 +552,7 @@ async def test_one_large_item_of_a_batch_is_refused_by_itself(served: Any) -> No
         "queued", "payload_too_large", "queued"]
 
 
-async def test_a_refused_item_does_not_hide_the_keys_of_the_others(served: Any) -> None:
-    known = await stocked(served)
+async def test_a_refused_item_does_not_hide_the_keys_of_the_others(served: Any, known: dict[str, str]) -> None:
 
     async with served.unchanged():
         answer = await served.post("/v1/tasks/batch", {"tasks": [
@@ -572,8 +564,8 @@ async def test_a_refused_item_does_not_hide_the_keys_of_the_others(served: Any) 
     assert answer["results"][1]["task_id"] == known["queued"]
 
 
-async def test_a_receipt_that_would_be_too_large_is_refused_and_the_lease_lives_on(served: Any) -> None:
-    known = await stocked(served)
+async def test_a_receipt_that_would_be_too_large_is_refused_and_the_lease_lives_on(
+        served: Any, known: dict[str, str]) -> None:
     body = {"worker_id": "w1", "lease_id": known["lease_id"]}
     target = f"/v1/tasks/{known['task_id']}/complete"
 
@@ -587,8 +579,7 @@ async def test_a_receipt_that_would_be_too_large_is_refused_and_the_lease_lives_
 
 
 @pytest.mark.one_store
-async def test_parents_of_an_offered_receipt_are_checked(served: Any) -> None:
-    known = await stocked(served)
+async def test_parents_of_an_offered_receipt_are_checked(served: Any, known: dict[str, str]) -> None:
     good: dict[str, Any] = {"receipt_type": "schedule.deleted", "worker_id": "w1"}
     known_one = {"parents": [known["receipt_id"]]}
 
@@ -614,10 +605,9 @@ async def test_compressed_bodies_are_never_unpacked(served: Any) -> None:
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize(("op", "verb", "path"), [way for way in WAYS if "{" in way[2]],
-                         ids=[way for way in IDS if "{" in way])
-async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb: str, path: str) -> None:
-    known = await stocked(served)
+@each("way", [way for way in WAYS if "{" in way])
+async def test_an_id_in_a_path_plays_no_tricks(served: Any, known: dict[str, str], way: str) -> None:
+    op, verb, path = WAYS[way]
     body = filled(op, known) if verb == "POST" else None
 
     async with served.unchanged():
@@ -629,9 +619,8 @@ async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb:
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("path", ["//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/./tasks",
-                                  "/v1/tasks/%2e%2e", "/V1/TASKS", "/v1/../v1/tasks", "/v1/tasks%20", "/v1/tasks%00",
-                                  "/" + "a" * 9999])
+@each("path", ["//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/./tasks", "/v1/tasks/%2e%2e", "/V1/TASKS",
+               "/v1/../v1/tasks", "/v1/tasks%20", "/v1/tasks%00", "/" + "a" * 9999])
 async def test_another_spelling_of_a_path_is_another_path(served: Any, path: str) -> None:
     async with served.unchanged():
         answer = await served.call("POST", path, {"type": "demo", "payload": None})
@@ -701,8 +690,8 @@ async def test_whoever_says_a_word_that_does_not_exist_is_told_which_do(
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("kind", ["system", "asyncgate"])
-async def test_nobody_acts_as_the_system_or_the_gate_from_outside(served: Any, kind: str) -> None:
-    known = await stocked(served)
+async def test_nobody_acts_as_the_system_or_the_gate_from_outside(
+        served: Any, known: dict[str, str], kind: str) -> None:
 
     async with served.unchanged():
         for target, body in (
@@ -746,7 +735,7 @@ async def test_what_comes_from_outside_never_breaks_out_of_its_log_line(
     names = {field for op in OPERATIONS.values() for field in op.takes.__struct_fields__} - {"access_token"}
     query = "&".join(f"{name}={quote(EVIL)}" for name in sorted(names))
 
-    for op, verb, path in WAYS:
+    for op, verb, path in WAYS.values():
         target = re.sub("{.*?}", quote(EVIL, safe=""), path)
         await served.call(verb, f"{target}?{query}", dict.fromkeys(op.takes.__struct_fields__, EVIL))
         await served.call(verb, quote(f"/{EVIL}"), headers=[("x-evil", EVIL), ("user-agent", EVIL)])
