@@ -36,7 +36,7 @@ class ExportReceipts(wire.Ask, kw_only=True):
     """Read receipts as they are stored."""
 
     example = ({"limit": 1000}, {"receipts": [examples.STORED_RECEIPT]})
-    refusals = (errors.ArchiveUnavailable,)
+    refusals = (errors.InvalidCursor, errors.ArchiveUnavailable)
     after: Annotated[wire.Name | None, wire.says("the last receipt_id of the previous page")] = None
     limit: Annotated[wire.Whole | None, wire.says("receipts a page, 1000 at most")] = None
 
