@@ -26,7 +26,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, served
 
 pytestmark = pytest.mark.anyio
-TASKS, WORKERS, KILLS = 80, 4, 4
+TASKS, WORKERS, KILLS = 50, 4, 4
 TOKEN = "a-token-of-the-ledger"
 
 
