@@ -203,6 +203,7 @@ async def test_what_a_field_cannot_take_is_refused_and_nothing_is_written(
     assert tried >= (3 if op.takes.__struct_fields__ != ("tenant_id",) else 0)
 
 
+NO_ITEMS: list[Any] = [{}, "x", [], [{}] * 501]
 ITEMS = {"create_tasks": "tasks", "complete_tasks": "tasks", "report_schedule": "schedules"}
 
 
@@ -262,7 +263,7 @@ async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, known: 
 
 
 @pytest.mark.one_store
-@each("name, items", [(name, items) for name in ITEMS for items in ({}, "x", [], [{}] * 501)])
+@each("name, items", [(name, items) for name in ITEMS for items in NO_ITEMS])
 async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
         served: Any, name: str, items: Any) -> None:
     (path,) = (path for _, path in OPERATIONS[name].rest)
