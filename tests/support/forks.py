@@ -1,5 +1,8 @@
 """Programs of this package start in a fork of a process that has imported it: imports are most of what a start costs.
 
+It has served a gate of its own, too: the first session of MCP builds what the models of the SDK are checked with, and
+takes a second, more than all else that a program of a test does.
+
 It takes the command `asyncgate` alone, and only where nothing could tell: with another environment of the interpreter,
 another checkout in its folder, a terminal or more than three streams it starts as everywhere.  Its parent is the test
 process.
@@ -8,12 +11,15 @@ process.
 from __future__ import annotations
 
 import array
+import asyncio
+import atexit
 import contextlib
 import ctypes
 import gc
 import inspect
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,19 +29,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from asyncgate.parts.model import ids
+
 ROOT = Path(__file__).parent.parent.parent
 MOST_BYTES = 200_000        # of a request: below the least that a socket of Linux takes at once
 PLAIN = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "gid": None, "gids": None, "uid": None,
          "umask": -1, "close_fds": True, "restore_signals": True}
-READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_", "TZ")
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_", "OTEL_", "TZ")
 MODULE = ["-m", "asyncgate"]
 CODES = ("from asyncgate import main; main()", "import sys; from asyncgate import main; sys.exit(main())")
 PR_SET_CHILD_SUBREAPER = 36
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 IMPORTED = ("asyncgate.parts.app", "asyncgate.commands.main", "asyncgate.commands.cli", "asyncgate.backends.memory",
             "asyncgate.backends.sqlite", "asyncgate.backends.postgres", "uvicorn.protocols.http.httptools_impl",
-            "uvicorn.lifespan.on", "uvloop", "httpx2", "rich.console")
-OF_AI = "mcp.client.streamable_http"        # takes longer than all others, and few programs need it
+            "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "httpx2", "httpcore2._sync.http11",
+            "encodings.idna", "h11", "anyio.streams.tls", "rich.console")
 
 
 class Unforkable(Exception):
@@ -76,6 +84,7 @@ class Nursery:
     def close(self) -> None:
         """End the process."""
         self.ours.close()
+        self.process.kill()     # it may still warm up
         self.process.wait()
 
 
@@ -124,7 +133,7 @@ ENDS = ("p2cread", "c2pwrite", "errwrite")      # the program's
 def is_asyncgate(command: list[str]) -> bool:
     """Whether this is the command `asyncgate`, run by the interpreter of the tests."""
     return command[:1] == [sys.executable] and (
-        command[1:3] == MODULE or (command[1:2] == ["-c"] and command[2].strip() in CODES))
+        command[1:3] == MODULE or (command[1:2] == ["-c"] and "; ".join(command[2].strip().splitlines()) in CODES))
 
 
 def is_plain_folder(folder: Path) -> bool:
@@ -144,15 +153,18 @@ def run_nursery(number: int) -> str:
     for name in IMPORTED:
         import_module(name)
     its = socket.socket(fileno=number)
-    gc.collect()
-    gc.freeze()
+    warm = False
     while True:
+        if not warm and not select.select([its], [], [], 0)[0]:     # the first program does not wait for it
+            asyncio.run(warm_up())
+            asyncio.set_event_loop_policy(None)     # a thread that had a loop does not get another one by itself
+            gc.collect()
+            gc.freeze()
+            warm = True
         message, streams, _, _ = socket.recv_fds(its, MOST_BYTES, len(ENDS))
         if not message:
             return ""
         request = json.loads(message)
-        if "--ai" in request["command"]:
-            import_module(OF_AI)
         middle = os.fork()
         if middle == 0:
             if pid := os.fork():
@@ -160,11 +172,52 @@ def run_nursery(number: int) -> str:
                 os._exit(0)
             its.close()
             become(streams, **request)
-            return "import sys; from asyncgate.commands.main import main; sys.exit(main())"
+            return "from tests.support.forks import run_program; run_program()"
         for stream in streams:
             os.close(stream)
         os.waitpid(middle, 0)
         its.send(b"adopted")
+
+
+def run_program() -> None:
+    """Run the command and end as an interpreter does, but do not take apart what was imported: that costs a start."""
+    from asyncgate.commands.main import main
+    status: Any = None
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code
+    threading._shutdown()       # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if status is None or isinstance(status, int):
+            os._exit((status or 0) & 0xFF)
+    sys.exit(status)
+
+
+async def warm_up() -> None:
+    """Serve a session of each era of MCP, and forget it; what was imported and built for it stays."""
+    import httpx2
+    from mcp.client import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    from asyncgate.backends import open_backend
+    from asyncgate.parts.app import Gate
+    from asyncgate.parts.model.settings import Settings, load_settings
+
+    load_settings(environ={})
+    httpx2.Client().close()
+    gate = Gate(Settings(api_key="of-nobody"), await open_backend("memory:"))
+    async with gate.app.router.lifespan_context(gate.app):
+        for mode in ("legacy", "auto"):
+            async with (httpx2.AsyncClient(transport=httpx2.ASGITransport(gate), trust_env=False,
+                                           headers={"authorization": "Bearer of-nobody"}) as http,
+                        Client(streamable_http_client("http://localhost/mcp", http_client=http), mode=mode) as client):
+                tools = await client.list_tools()
+                await client.call_tool(next(tool.name for tool in tools.tools if "list_tasks" in tool.name), {})
 
 
 def become(streams: list[int], command: list[str], environment: dict[str, str], cwd: str, session: bool,
@@ -176,6 +229,7 @@ def become(streams: list[int], command: list[str], environment: dict[str, str], 
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    ids._salts.clear()      # each fork would draw the same ones
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
