@@ -606,7 +606,7 @@ def mask_secrets(setting: Setting, value: Any) -> Any:
     if isinstance(value, str):
         return mask_credentials(value)
     if isinstance(value, Struct):
-        named = zip(list_settings(type(value)), list_fields(type(value)), strict=True)
+        named = zip(list_settings(type(value)), read_fields(type(value)), strict=True)
         return {field.encode_name: mask_secrets(part, getattr(value, part.name)) for part, field in named}
     return [mask_secrets(setting, item) for item in value] if isinstance(value, tuple) else value
 
@@ -626,14 +626,14 @@ def hide_match(match: re.Match[str]) -> str:
     return f"{match[match.lastindex or 0]}***"
 
 
-list_fields = cache(msgspec.structs.fields)     # they evaluate the annotations each time
+read_fields = cache(msgspec.structs.fields)     # they evaluate the annotations each time
 
 
 @cache
 def list_settings(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
     """List the settings of a group and of its nested groups, by dotted name."""
     settings: list[Setting] = []
-    for field in list_fields(group):
+    for field in read_fields(group):
         name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
         group_here = is_group(field.type)
         settings += (list_settings(field.type, f"{name}.", default) if group_here else
@@ -670,7 +670,7 @@ def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = ""
     return group(**{
         field.name: build_group(field.type, values, f"{prefix}{field.name}.") if is_group(field.type) else
         values[prefix + field.name]
-        for field in list_fields(group)
+        for field in read_fields(group)
     })
 
 
