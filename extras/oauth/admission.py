@@ -108,7 +108,12 @@ def decide_admission(work: Work, settings: Settings, who: Person) -> stored_oaut
     elif (rule := find_rule(settings.security.oauth.admit, who)) is not None:
         user = apply_rule(rule, who, claim, work.now, settings.default_tenant_id)
     else:
-        return refuse_stranger(who)
+        because = f"no invitation and no rule fits {who.email or 'a person without a verified e-mail address'}"
+        if not who.email:
+            return SignInRefused(f"You are not known here, and {who.provider} has not verified an e-mail address of "
+                                 "yours. Verify one there, or ask an administrator for a sign-in link.", because)
+        return SignInRefused(f"{who.email} is not known here. An administrator can invite you with `asyncgate "
+                             f"invite-user --email {who.email}`, or add a rule to security.oauth.admit.", because)
     if who.email and (claim is None or claim.accepted_as is None):
         work.keep_record(replace(claim or user, user_id=user_rows.id_of_email(who.email), issuer="", subject="",
                                  accepted_as=user.user_id))
@@ -126,16 +131,6 @@ def is_overruled(settings: Settings, claim: stored_oauth.User, who: Person) -> b
     if (rule := find_rule(rules, who)) is not None:
         return claim.tenant != (rule.tenant or settings.default_tenant_id)
     return bool(rules) and claim.tenant not in user_rows.name_owners(settings, who.email)
-
-
-def refuse_stranger(who: Person) -> SignInRefused:
-    """Refuse a person whom nothing admits, and say what an admin can do."""
-    because = f"no invitation and no rule fits {who.email or 'a person without a verified e-mail address'}"
-    if not who.email:
-        return SignInRefused(f"You are not known here, and {who.provider} has not verified an e-mail address of yours. "
-                             "Verify one there, or ask an administrator for a sign-in link.", because)
-    return SignInRefused(f"{who.email} is not known here. An administrator can invite you with `asyncgate invite-user "
-                         f"--email {who.email}`, or add a rule to security.oauth.admit.", because)
 
 
 def find_rule(rules: tuple[AdmissionRule, ...], who: Person) -> AdmissionRule | None:

@@ -40,19 +40,14 @@ async def is_allowed(server: AuthorizationServer, client: stored_oauth.OAuthClie
                      redirect_uri: str,
                      scopes: frozenset[str]) -> bool:
     """Whether a person need not be asked."""
-    if client.trusted or can_be_anybody(client, redirect_uri):
-        return bool(client.trusted)
+    if client.trusted:
+        return True
+    # Any client on the person's machine can send a request in the name of one that has no secret, and whose redirect
+    # goes to a port or a scheme of that machine (RFC 8252 8.6).
+    if "none" in list_methods(client) and (is_local(redirect_uri) or urlsplit(redirect_uri).scheme != "https"):
+        return False
     given = await server.directory.find(stored_oauth.Consent, user.user_id, client.client_id)
     return covers(given, redirect_uri, scopes)
-
-
-def can_be_anybody(client: stored_oauth.OAuthClient, redirect_uri: str) -> bool:
-    """Whether any client on the person's machine can send a request in this one's name, and take the answer.
-
-    It has no secret, and its redirect goes to a port or a scheme of that machine (RFC 8252 8.6).
-    """
-    on_the_machine = is_local(redirect_uri) or urlsplit(redirect_uri).scheme != "https"
-    return on_the_machine and "none" in list_methods(client)
 
 
 async def give_consent(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User,

@@ -31,7 +31,9 @@ def routes(server: AuthorizationServer) -> list[Route]:
     documents |= {variant: describe_server for known in SERVER_METADATA
                   for base in (known, known + path, path + known) for variant in (base, f"{base}/")}
     for mount in MOUNTS:
-        documents |= dict.fromkeys(list_resource_paths(server.issuer, mount), partial(describe_resource, mount=mount))
+        documents |= {variant: partial(describe_resource, mount=mount)
+                      for base in (RESOURCE_METADATA + mount, RESOURCE_METADATA + path + mount)
+                      for variant in (base, f"{base}/")}
     return [Route(path, Endpoint(server, {"GET": publish(document)}, open=True))
             for path, document in documents.items()]
 
@@ -41,13 +43,6 @@ def publish(document: Document) -> Callable[[AuthorizationServer, Request], Awai
     async def answer(server: AuthorizationServer, request: Request) -> Answer:
         return answer_json(document(server))
     return answer
-
-
-def list_resource_paths(issuer: str, mount: str) -> list[str]:
-    """Return the paths of a resource's metadata, with a slash at the end and without."""
-    path = urlsplit(issuer).path
-    bases = dict.fromkeys((RESOURCE_METADATA + mount, RESOURCE_METADATA + path + mount))
-    return [variant for base in bases for variant in (base, f"{base}/")]
 
 
 def describe_resource(server: AuthorizationServer, mount: str) -> dict[str, Any]:

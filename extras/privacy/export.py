@@ -169,7 +169,10 @@ async def look(subject: Subject, table: type[Struct], after: str, most: int) -> 
     while True:
         rows = await subject.engine.backend.page(subject.home_of(table), queries.Rows(table, after, part))
         await subject.look_ahead(rows, after)
-        for row, receipt in await add_archived(subject, rows):
+        pointers = [row for row in rows if isinstance(row, stored.Archived)]
+        archived = {receipt.receipt_id: receipt for receipt in await load_archived(subject.engine, pointers)}
+        for row in rows:
+            receipt = archived[row.receipt_id] if isinstance(row, stored.Archived) else None
             if has_open_keys(table) and (looked_at >= most or size >= PAGE_BYTES):
                 return Look(lines, looked_at, last)
             after = stored.export_key(row)
@@ -181,13 +184,6 @@ async def look(subject: Subject, table: type[Struct], after: str, most: int) -> 
         if len(rows) < part:
             return Look(lines, looked_at, None)
         part = min(2 * part, wire_privacy.EXPORT_ROWS)
-
-
-async def add_archived(subject: Subject, rows: list[Any]) -> list[tuple[Any, stored.Receipt | None]]:
-    """Return rows, each pointer into the archive with its receipt."""
-    pointers = [row for row in rows if isinstance(row, stored.Archived)]
-    receipts = {receipt.receipt_id: receipt for receipt in await load_archived(subject.engine, pointers)}
-    return [(row, receipts[row.receipt_id] if isinstance(row, stored.Archived) else None) for row in rows]
 
 
 OPERATIONS = [

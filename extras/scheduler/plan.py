@@ -61,12 +61,9 @@ class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 
     def timing(self, schedule_id: str, anchor: int) -> calendar.Timing:
         """Return the run times of a schedule of this plan that was created at `anchor`."""
-        return calendar.Timing(schedule_id, self._calendar(anchor), self.jitter_seconds)
-
-    def _calendar(self, anchor: int) -> calendar.Calendar:
-        if self.mode == "cron":
-            return calendar.Cron(self.cron_expr or "", self.timezone)
-        return calendar.Every(anchor, self.interval_seconds or 0)
+        runs: calendar.Calendar = (calendar.Cron(self.cron_expr or "", self.timezone) if self.mode == "cron" else
+                                   calendar.Every(anchor, self.interval_seconds or 0))
+        return calendar.Timing(schedule_id, runs, self.jitter_seconds)
 
     def task(self, schedule_id: str, owner_id: str, run_at: int, now: float) -> dict[str, Any]:
         """Return the create_task request of one run, with the key by which the gate deduplicates it (8.3)."""

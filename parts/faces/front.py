@@ -59,13 +59,6 @@ def find_path(scope: connection.Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def drop_last_slash(scope: connection.Scope) -> None:
-    """Drop one slash at the end of a path: it is the same endpoint.  A page's links need theirs."""
-    path = find_path(scope)
-    if len(path) > 1 and path.endswith("/") and path[-2] != "/" and not path.startswith(("/console", "/docs")):
-        scope["path"] = scope["path"].removesuffix("/")
-
-
 def is_page(path: str) -> bool:
     """Whether a path is for a browser itself, not for a program."""
     return path.removeprefix("/").partition("/")[0] in PAGES
@@ -108,7 +101,9 @@ class Front:
                 scope["scheme"] = "https"
             if b"%" in (scope.get("raw_path") or b""):
                 http.keep_slashes(scope)
-            drop_last_slash(scope)
+            path = find_path(scope)     # with one slash more it is the same endpoint; a page's links need theirs
+            if len(path) > 1 and path.endswith("/") and path[-2] != "/" and not path.startswith(("/console", "/docs")):
+                scope["path"] = scope["path"].removesuffix("/")
             if no := self._check_site(scope):
                 if self.opened:
                     self.guard.refused(scope, no)

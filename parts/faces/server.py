@@ -282,18 +282,14 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting polls are running requests: uvicorn would wait for them, so they are answered first.
         try:
-            await self._linger(self.leave())
+            until, ticks = self.loop.time() + self.leave(), 0       # until a load balancer has noticed
+            while self.loop.time() < until and not self.force_exit:
+                ticks += 1
+                await self.on_tick(ticks)       # else answers would carry the date of the signal
+                await asyncio.sleep(0.1)
             self.drain()
         finally:
             await self._finish(sockets)
-
-    async def _linger(self, seconds: float) -> None:
-        """Go on serving, so that a load balancer can notice; a second signal ends it."""
-        until, ticks = self.loop.time() + seconds, 0
-        while self.loop.time() < until and not self.force_exit:
-            ticks += 1
-            await self.on_tick(ticks)       # else answers would carry the date of the signal
-            await asyncio.sleep(0.1)
 
     async def _finish(self, sockets: list[socket.socket] | None) -> None:
         grace = cast(int, self.config.timeout_graceful_shutdown)

@@ -481,20 +481,15 @@ async def revoke_key(engine: Engine, caller: Caller, ask: wire_admin.RevokeKey) 
     def revoke(work: Work) -> wire.Ok:
         key = require_key(work.find_record(stored.Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
-            require_power_over(caller, key)
+            if beyond := find_scopes_beyond(caller, key):       # no limited key may lock the others out
+                raise forbid_beyond(caller, beyond, f"revoke key {key.key_id}, which has",
+                                    "an admin whose credential has all of them can")
             work.keep_record(replace(key, revoked_at=work.now))
             audit_change(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
             tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
                         by=str(caller.principal))
         return wire.Ok(True)
     return await change_record(engine, caller, tenant_id, stored.Key, (ask.key_id,), revoke)
-
-
-def require_power_over(caller: Caller, key: stored.Key) -> None:
-    """Refuse to revoke a key with more rights than its revoker has, so that no limited key locks the others out."""
-    if beyond := find_scopes_beyond(caller, key):
-        raise forbid_beyond(caller, beyond, f"revoke key {key.key_id}, which has",
-                            "an admin whose credential has all of them can")
 
 
 def require_key(key: stored.Key | None, key_id: str) -> stored.Key:

@@ -539,17 +539,14 @@ class Auditor:
         if name == "key_id":
             row = await backend.find_key(id)
             return row is not None and row[0] != tenant_id
-        for other in await self._candidates(id):
-            if other != tenant_id and await self._has(other, name, id):
-                return True
-        return False
-
-    async def _candidates(self, id: str) -> list[str]:
         mark, now = mark_in(id), self.engine.backend.now()
         if not 0 <= now - self.asked_at < TENANTS_SECONDS:      # others, of other processes, may have come since
             self.tenants, self.asked_at = {*await self.engine.backend.tenants()}, now
         admitted = {key[0] for key in self.counted}     # some of them may have stored their first task since
-        return [tenant for tenant in self.tenants | admitted if mark_of(tenant) == mark]
+        for other in self.tenants | admitted:
+            if mark_of(other) == mark and other != tenant_id and await self._has(other, name, id):
+                return True
+        return False
 
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":

@@ -123,14 +123,6 @@ class Accounts:
                                            "all access tokens of the tenant issued before that time were revoked")
 
 
-def refuse_token_in_query(scope: connection.Scope) -> None:
-    """Refuse a token in the URL, which ends up in logs and histories; raises TwoCredentials (RFC 6750 2.3)."""
-    if b"access_token=" in scope.get("query_string", b""):
-        raise errors.TwoCredentials(
-            "a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
-            "new one, because logs may have this one now")
-
-
 def list_refusals(reply: Any) -> list[wire.Problem]:
     """Return why items of a batch were refused."""
     return [item.error for item in reply.results if item.error is not None] if isinstance(reply, wire.Items) else []
@@ -273,7 +265,10 @@ class Guard(Extension):
         """
         address, caller = self._note_visit(scope, headers), None
         try:
-            refuse_token_in_query(scope)
+            if b"access_token=" in scope.get("query_string", b""):      # RFC 6750 2.3
+                raise errors.TwoCredentials(
+                    "a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
+                    "new one, because logs may have this one now")
             if opened := self.sessions.open(scope, headers, by_session) if self.sessions is not None else None:
                 headers = opened.headers
             caller = await self.identity.caller(headers, address)

@@ -32,7 +32,11 @@ async def rotate_credentials(engine: Engine, caller: Caller,
     """
     tenant_id, now = await admin.tenant_to_issue_for(engine, caller, ask.tenant), engine.backend.now()
     before = min(now, now if (given := instant(ask.issued_before)) is None else given)
-    old = await list_good_keys(engine, tenant_id, before, now)
+    old: list[stored.Key] = []      # one that has a successor is not good any more
+    async for page in walk(engine.backend, tenant_id, queries.Rows(stored.Key)):
+        old += [key for key in page if key.created_at <= before and is_good(key, now)]
+        if len(old) > KEYS_PER_CALL:        # one page more than a call replaces
+            break
     for key in old[:KEYS_PER_CALL]:
         admin.require_own_rights(caller, key)
     replaced = [key.key_id for key in old[:KEYS_PER_CALL]]
@@ -86,16 +90,6 @@ def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str,
     work.keep_record(retire_key(old, new_id, work.now, overlap))
     work.keep_record(new)
     return new
-
-
-async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[stored.Key]:
-    """Return valid keys that were issued before a time and have no successor; one page more than a call replaces."""
-    keys: list[stored.Key] = []
-    async for page in walk(engine.backend, tenant_id, queries.Rows(stored.Key)):
-        keys += [key for key in page if key.created_at <= before and is_good(key, now)]
-        if len(keys) > KEYS_PER_CALL:
-            break
-    return keys
 
 
 OPERATIONS = [

@@ -128,11 +128,10 @@ class Readers:
         """Call the reads that wait for what another process has committed."""
         if not (topics := self.seats.get(news.tenant_id)):
             return
-        if news.many:
-            return self._wake_all(topics)
         self._wake_ends(topics, news.ended)
-        for seat in list_seats(topics) if news.receipts else ():
-            if seat.wants.end_of is None and any(seat.wants.may_fit(*receipt) for receipt in news.receipts):
+        for seat in list_seats(topics) if news.receipts or news.many else ():
+            if news.many or (seat.wants.end_of is None
+                             and any(seat.wants.may_fit(*receipt) for receipt in news.receipts)):
                 seat.wake()
 
     def wake_all(self) -> None:
@@ -144,10 +143,6 @@ class Readers:
         for task_id in ended:
             for seat in topics.get(("end", task_id), ()):
                 seat.wake()
-
-    def _wake_all(self, topics: Topics) -> None:
-        for seat in list_seats(topics):
-            seat.wake()
 
     def list_seats(self) -> list[Seat]:
         """Return the seats that are taken."""

@@ -146,15 +146,6 @@ class JsonRpcMessage(msgspec.Struct):
         given = self.params.get("arguments", NULL)
         return EMPTY_OBJECT if bytes(given).strip() == b"null" else given
 
-    def without_batches(self) -> bytes:
-        """Return a handshake that does not ask for the one revision with batches of messages, which are not served.
-
-        Its clients know the revision before.
-        """
-        asked = decode_or_none(_text, self.params.get("protocolVersion", NULL))
-        params = {**self.params, "protocolVersion": BEFORE_BATCHES} if asked == WITH_BATCHES else self.params
-        return encode_json({**self.members, "params": params})
-
     def emptied(self) -> bytes:
         """Return the message without its arguments."""
         if "arguments" not in self.params:
@@ -351,7 +342,10 @@ class Facade:
                 raise visit.call.refusal        # the program is told by a header what token it needs
             body = message.emptied()
         elif message and message.method == "initialize":
-            body = message.without_batches()
+            # The one revision with batches of messages is not served; its clients know the revision before.
+            asked = decode_or_none(_text, message.params.get("protocolVersion", NULL))
+            params = {**message.params, "protocolVersion": BEFORE_BATCHES} if asked == WITH_BATCHES else message.params
+            body = encode_json({**message.members, "params": params})
         if len(body) > ENVELOPE_BYTES:
             raise errors.PayloadTooLarge(
                 f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
