@@ -6,13 +6,13 @@ It imports words (parts/model) and the tools of a process (parts/process); all t
 
     backends/        databases, found by the scheme of a URL
     parts/identity   from a credential to a caller, and what that caller may use
-    parts/receipts   what happens to receipts: ledger, outbox, seals, archive; parts/metrics counts for Prometheus
+    parts/receipts   what happens to receipts: emitting, seals, archive, import; parts/metrics counts for Prometheus
     parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
     parts/           what joins these rooms: the app, the table of all operations, upkeep
     clients/         programs that reach a gate over the wire; they know the words only
     commands/        the program `asyncgate`: one file for each command or group
     conformance/     the suite that every backend must pass
-    extras/          what a gate can do without, a folder each: OAuth, console, webhooks, erasure, doctor, scheduler
+    extras/          what a gate can do without, a folder each: ledger, OAuth, console, webhooks, erasure, scheduler
 
 A request walks through the rooms:
 

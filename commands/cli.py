@@ -29,7 +29,6 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.extras import find_extras
-from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.database import FileBackend
@@ -57,7 +56,6 @@ SECTIONS = {
 # Commands in other modules, imported on demand; some of these modules import this one.
 MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "commands.keys",
            "receipts": "commands.receipts",
-           "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
            "login-link": "commands.login_link",
@@ -66,7 +64,7 @@ MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "
            "bench": "commands.bench.command", "bench-server": "commands.bench.command",
            "docs": "commands.docs", "skill": "commands.skill"}
 MODULES = {name: f"asyncgate.{module}" for name, module in MODULES.items()} | {
-    name: module for extra in find_extras().values() for name, module in extra.commands.items()}
+    name: module for extra in find_extras().values() for name, module in extra.commands.items() if " " not in name}
 
 
 class Clients(calling.CommandGroup):
@@ -521,19 +519,6 @@ def config(configured: Configured, as_json: bool) -> None:
     wide = max(len(name) for name, _, _ in rows)
     for name, value, origin in rows:
         click.echo(f"{name:{wide}}  {value}  ({origin})")
-
-
-@commands.command()
-@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 for any free port.")
-@add_settings_options
-def ledger(configured: Configured) -> None:
-    """Serve a receipt ledger for gates in integrated mode, in the role of MemoryGate, with its own database."""
-    start_logging(configured.settings)
-    require_safe_start(configured.settings)
-    warn_of_idle_settings(configured)
-    from asyncgate.parts.ledger_app import serve_ledger
-    sys.exit(serve_ledger(configured.settings))
 
 
 @commands.command()

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
@@ -16,11 +17,11 @@ from msgspec import Struct, field
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
 from asyncgate.commands import calling, carry
-from asyncgate.commands.moving import bring_receipts_home, push
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.model.words import say_count
 
 RECEIPTS_PER_CALL = 200      # receipts per call
@@ -255,5 +256,9 @@ def verify_file(file: str, as_json: bool) -> None:
     sys.exit(calling.EXIT_BROKEN if wrong else 0)
 
 
-receipts.add_command(push)
-receipts.add_command(bring_receipts_home)
+# What extras add.
+
+for extra in find_extras().values():
+    for group, _, name in (words.partition(" ") for words in extra.commands):
+        if group == "receipts":
+            receipts.add_command(getattr(import_module(extra.commands[f"receipts {name}"]), name))

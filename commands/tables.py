@@ -45,10 +45,10 @@ def make_settings_table() -> str:
 
 def make_metrics_table() -> str:
     """Return one row per metric: its name, its kind, its labels, and what it means."""
-    from asyncgate.parts.metrics.shown import FAMILIES
+    from asyncgate.parts.extras import list_families
     return format_markdown(["metric", "kind", "labels", "what it tells"], (
         [f"`{family.name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels) or "–", family.says]
-        for family in FAMILIES))
+        for family in list_families()))
 
 
 def walk_errors(kind: type[errors.GateError] = errors.GateError) -> Iterator[type[errors.GateError]]:

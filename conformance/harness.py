@@ -32,7 +32,7 @@ from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from asyncgate.parts.receipts.outbox import Ledger
+    from asyncgate.extras.ledger.outbox import Ledger
 
 PATIENCE = 120      # seconds after which a missing event counts as a failure; a busy machine may need as many for some
 STORED = (stored.Task, stored.Lease, stored.Progress, stored.Receipt, stored.Event, stored.Schedule, stored.Obligation,
@@ -193,7 +193,7 @@ class Gate(View):
     @property
     def ledger(self) -> Ledger:
         """Return the ledger of this gate; only a gate in integrated mode has one."""
-        from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
+        from asyncgate.extras.ledger.outbox import Ledger  # it imports the HTTP client, which is large
         ledger = self.engine.find_extension(Ledger)
         assert ledger is not None
         return ledger

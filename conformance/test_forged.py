@@ -9,7 +9,7 @@ import pytest
 from asyncgate import RECEIPT_TYPES, TERMINATES
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.model import stored
-from asyncgate.parts.receipts.may import MAY, broken_rule, discharges
+from asyncgate.parts.receipts.incoming import MAY, broken_rule, discharges
 
 pytestmark = pytest.mark.anyio
 

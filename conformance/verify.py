@@ -25,8 +25,8 @@ from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.erased import is_erased_line, place_of_row, read_note
 from asyncgate.parts.model.walking import walk
 from asyncgate.parts.operating.queues import write_queue_id
-from asyncgate.parts.receipts.marks import list_adopted
-from asyncgate.parts.receipts.may import discharges
+from asyncgate.parts.receipts.incoming import discharges
+from asyncgate.parts.receipts.ledger_marks import list_adopted
 
 MOST = 1000     # at most this many problems are reported
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from asyncgate import Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.extras import find_extras
+from asyncgate.parts.extras import find_extras, list_families
 from asyncgate.parts.faces import server
 from asyncgate.parts.faces.changes import Changes
 from asyncgate.parts.faces.front import Front
@@ -37,9 +37,6 @@ from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
-if TYPE_CHECKING:
-    from asyncgate.parts.receipts.outbox import Ledger
-
 log = logging.getLogger("asyncgate")
 
 
@@ -53,14 +50,14 @@ class Gate(Front):
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
-        self.ledger: Ledger | None = None       # set in integrated mode only
         self.traffic = Traffic()
         super().__init__(settings, operations, self._life)
         self.when_opened: list[Callable[[Engine, Guard], None]] = []
         self.joined: dict[str, Any] = {}        # what extras keep at a gate, by their names
-        if settings.security.oauth.enabled and "oauth" not in find_extras():
-            raise errors.StartupError(
-                "security.oauth.enabled needs the extra oauth, which this installation lacks")
+        for setting, extra, asked in (("security.oauth.enabled", "oauth", settings.security.oauth.enabled),
+                                      ("receipt_mode", "ledger", settings.receipt_mode != "standalone")):
+            if asked and extra not in find_extras():
+                raise errors.StartupError(f"{setting} needs the extra {extra}, which this installation lacks")
         self.app.router.routes.extend(route for extra in find_extras().values() for route in extra.routes(self))
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
@@ -81,7 +78,7 @@ class Gate(Front):
             await self.upkeep.begin(sign)
             nothing = contextlib.nullcontext()
             counting = self.counting or nothing
-            async with self.guard, self.upkeep, self.ledger or nothing, counting, contextlib.AsyncExitStack() as extras:
+            async with self.guard, self.upkeep, counting, contextlib.AsyncExitStack() as extras:
                 for extra in find_extras().values():
                     if extra.beside is not None:
                         await extras.enter_async_context(extra.beside(self.engine))
@@ -89,17 +86,12 @@ class Gate(Front):
                 yield
 
     def _add_parts(self, engine: Engine) -> None:
-        """Add the ledger, the guard and upkeep to the engine; raises StartupError for contradictory settings."""
-        if self.settings.receipt_mode != "standalone":
-            from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
-            self.ledger = Ledger(engine)
+        """Add the guard, upkeep and the extras to the engine; raises StartupError for contradictory settings."""
         if self.settings.metrics.enabled:
-            self.meter = self.counting = Metrics(engine, self.ledger)
-            engine.extend(self.counting)        # before the ledger, so that it measures the database alone
+            self.meter = self.counting = Metrics(engine)
+            engine.extend(self.counting)        # before a ledger, so that it measures the database alone
         self.upkeep = Upkeep(engine)
-        engine.extend(self.upkeep)      # before the ledger too: how long that takes is not a silence of the database
-        if self.ledger is not None:
-            engine.extend(self.ledger)
+        engine.extend(self.upkeep)      # before a ledger too: how long that takes is not a silence of the database
         self.service = Service(engine, self.traffic, self.mcp.drain)
         engine.extend(self.service, Changes(engine))
         engine.extend(TypeWarnings(engine))
@@ -124,7 +116,7 @@ class Gate(Front):
 
     def _find_sources(self) -> Sources:
         assert self.counting is not None
-        return Sources(self.counting, self.engine, self.guard.limits, self.upkeep.duties)
+        return Sources(list_families(), self.counting, self.engine, self.guard.limits, self.upkeep.duties)
 
     def leave(self) -> float:
         """Take no new callers; return for how many seconds the server goes on, so that load balancers notice."""

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 from starlette.routing import Route
@@ -18,6 +18,9 @@ from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.process.duties import Duty
+
+if TYPE_CHECKING:
+    from asyncgate.parts.metrics.shown import Family
 
 
 class Opening(Serving, Protocol):
@@ -36,7 +39,8 @@ class Extra(Struct, frozen=True, kw_only=True):
     routes: Callable[[Opening], list[Route]] = lambda gate: []                      # of the app
     duties: Callable[[Engine], dict[str, Duty]] = lambda engine: {}                 # for the upkeep
     beside: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None   # entered while the gate serves
-    commands: Mapping[str, str] = {}    # of `asyncgate`, with the modules that have them
+    commands: Mapping[str, str] = {}    # of `asyncgate` or, behind a blank, of a group, with the modules that have them
+    families: Sequence[Family] = ()     # what /metrics shows of it
 
 
 @cache
@@ -45,3 +49,9 @@ def find_extras() -> dict[str, Extra]:
     folder = Path(asyncgate.__path__[0], "extras")
     names = sorted(path.parent.name for path in folder.glob("*/extra.py"))
     return {name: import_module(f"asyncgate.extras.{name}.extra").EXTRA for name in names}
+
+
+def list_families() -> list[Family]:
+    """Return what /metrics shows of the core and of the extras."""
+    from asyncgate.parts.metrics.shown import FAMILIES
+    return [*FAMILIES, *(family for extra in find_extras().values() for family in extra.families)]

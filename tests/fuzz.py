@@ -136,9 +136,9 @@ def files() -> Target:
 
 def ledgers() -> Target:
     """What a ledger answers."""
-    from asyncgate.parts.receipts.sinks import Garbled, read_filed
-    from asyncgate.parts.receipts.sinks.memorygate import decode_answers, decode_page, decode_with, read_receipts
-    from asyncgate.parts.receipts.sinks.receiptgate import call_error
+    from asyncgate.extras.ledger.sinks import Garbled, read_filed
+    from asyncgate.extras.ledger.sinks.memorygate import decode_answers, decode_page, decode_with, read_receipts
+    from asyncgate.extras.ledger.sinks.receiptgate import call_error
     receipt = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
                "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"},
                "body": {"n": [1, {"x": None}]}}

@@ -23,10 +23,10 @@ KNOWS = {
     "identity": BELOW,
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
-    "joint": (*BELOW, "identity", "faces", "extras"),        # how an extra joins
+    "joint": (*BELOW, "identity", "faces", "metrics", "extras"),     # how an extra joins
     "extras": (),
     "faces": BELOW,
-    "metrics": (*BELOW, "identity", "receipts", "faces"),
+    "metrics": (*BELOW, "identity", "faces"),
     "app": PARTS,
     "clients": ("model", "process"),
     "conformance": (*PARTS, "clients"),
@@ -37,7 +37,8 @@ KNOWS = {
 EXTRAS = {
     "ai_worker": ("model", "process", "clients"),
     "console": (*BELOW, "faces", "joint"),
-    "doctor": (*PARTS, "clients", "commands"),
+    "doctor": (*PARTS, "clients", "commands", "ledger"),
+    "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),

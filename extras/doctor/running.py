@@ -51,8 +51,8 @@ async def check_sending(at: Installation) -> AsyncIterator[findings.Finding]:
     """Look whether sending to the ledger is paused."""
     if at.running is None or at.running.settings.receipt_mode == "standalone":
         return
-    from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
-    if (ledger := at.running.find_extension(Ledger)) is None:
+    from asyncgate.extras.ledger import find_ledger  # a gate with these settings has that extra
+    if (ledger := find_ledger(at.running)) is None:
         return
     circuit, lag = ledger.circuit, await ledger.lag()
     waits = f"receipts that wait: {lag.waiting}"

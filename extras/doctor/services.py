@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from asyncgate.extras.doctor.installation import Installation
 from asyncgate.parts.identity.limits.redis import connect_redis
 from asyncgate.parts.model import errors, findings, queries
 from asyncgate.parts.model.settings import mask_credentials
-from asyncgate.parts.receipts import sinks
-from asyncgate.parts.receipts.sinks.receiptgate import ReceiptGate
+
+if TYPE_CHECKING:
+    from asyncgate.extras.ledger import sinks
 
 REFUSED = re.compile(r"40[13]\b|.*\b(UNAUTHORIZED|UNAUTHENTICATED|FORBIDDEN)\b")
 NEW_TOKEN = "set ledger.auth_token to a key that the ledger has issued for this gate"    # noqa: S105  # what to do
@@ -21,6 +23,8 @@ async def check_ledger(at: Installation) -> AsyncIterator[findings.Finding]:
     """Read from the ledger: it answers, and takes the gate's credential."""
     if at.settings.receipt_mode == "standalone":
         return
+    from asyncgate.extras.ledger import sinks  # a gate with these settings has that extra
+    from asyncgate.extras.ledger.sinks.receiptgate import ReceiptGate
     try:
         sink = sinks.open_sink(at.settings)
     except errors.StartupError as wrong:
@@ -42,6 +46,7 @@ async def check_ledger(at: Installation) -> AsyncIterator[findings.Finding]:
 
 def judge_answer(where: str, no: sinks.Outage | sinks.Refusal) -> Iterator[findings.Finding]:
     """Yield what it means that the ledger gave no receipts."""
+    from asyncgate.extras.ledger import sinks
     if REFUSED.match(str(no)):
         yield findings.alarm(f"{where} refuses the gate's credential: {no}", NEW_TOKEN)
     elif isinstance(no, sinks.Garbled | sinks.Refusal):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from asyncgate.parts.model import errors, stored, stored_webhooks
 
 if TYPE_CHECKING:
     from asyncgate.parts.model import stored
-    from asyncgate.parts.receipts.outbox import Ledger
 
 TICK_SECONDS = 0.5          # between two looks at how late the event loop is
 LOOK_TICKS = 30             # between two looks at queues, leases and the outbox: a scrape reads no database
@@ -25,13 +24,13 @@ CLASSES = {number: f"{number}xx" for number in range(1, 6)}
 class Metrics(Extension):
     """Counts calls, batches, and what was committed."""
 
-    def __init__(self, engine: Engine, ledger: Ledger | None = None) -> None:
-        self.engine, self.ledger = engine, ledger
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.numbers = Numbers(engine.settings.metrics.most_types)
         stages = self.numbers.stages        # those of every batch are looked up once
         self.load, self.decide, self.commit = stages["load",], stages["decide",], stages["commit",]
         self.sizes: Buckets = self.numbers.sizes[()]
-        self.lag: stored.Lag | None = None         # of the outbox, when it was last looked at
+        self.looks: list[Callable[[], Awaitable[object]]] = []      # what extras look at with it, now and then
         self.depths: list[stored.Depth] = []       # of the queues, when they were last looked at
         self.overdue: int | None = None     # live leases that had expired then
         self.looking: asyncio.Task[None] | None = None
@@ -57,12 +56,12 @@ class Metrics(Extension):
             self.numbers.lateness[()].add(max(loop.time() - due, 0.0))
 
     async def look_at_queues(self) -> None:
-        """Read how much waits for workers and for the ledger, and which leases wait for the sweep."""
+        """Read how much waits for workers, and which leases wait for the sweep; then have the extras look."""
         backend, grace = self.engine.backend, self.engine.settings.lease_grace_seconds
         now = backend.now()
         self.depths, self.overdue = await backend.depths(now), await backend.count_overdue(now - grace)
-        if self.ledger:
-            self.lag = await self.ledger.sender.lag(None)
+        for look in self.looks:
+            await look()
 
     # What the faces tell.
 

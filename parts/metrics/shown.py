@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from asyncgate.parts.identity.limits import Limits
     from asyncgate.parts.metrics.counting import Metrics
     from asyncgate.parts.process.duties import Duty
-    from asyncgate.parts.receipts.outbox import Ledger
 
 Values = Mapping[tuple[str, ...], float | Buckets]
 
@@ -27,15 +26,11 @@ Values = Mapping[tuple[str, ...], float | Buckets]
 class Sources(Struct):
     """Where the numbers of a gate are."""
 
+    families: Sequence[Family]
     metrics: Metrics
     engine: Engine
     limits: Limits
     duties: Mapping[str, Duty]
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """Return what sends receipts to a ledger, if this gate does."""
-        return self.metrics.ledger
 
 
 class Family(Struct, frozen=True):
@@ -64,44 +59,6 @@ def per_duty(number: Callable[[Duty], float]) -> Callable[[Sources], Values]:
 def find_last_run(sources: Sources) -> Values:
     """Return when each upkeep job began its last run."""
     return {(name,): at.timestamp() for name, duty in sources.duties.items() if (at := duty.last_run_at) is not None}
-
-
-def count_answers(sources: Sources) -> Values:
-    """Return what the ledger answered."""
-    ledger = sources.ledger
-    return {(result,): count for result, count in ledger.sender.answers.items()} if ledger else {}
-
-
-def count_differences(sources: Sources) -> Values:
-    """Return how often the gate and its ledger differed, by kind."""
-    ledger = sources.ledger
-    return {(kind,): count for kind, count in ledger.compared.differences.items()} if ledger else {}
-
-
-def count_compared(sources: Sources) -> Values:
-    """Return how many receipts were compared with the ledger's."""
-    return {(): sources.ledger.compared.receipts} if sources.ledger else {}
-
-
-def find_open_circuits(sources: Sources) -> Values:
-    """Return which circuit breakers keep calls from the ledger."""
-    if (ledger := sources.ledger) is None:
-        return {}
-    breakers = {"sending": ledger.sender.breaker, "reading": ledger.reading_breaker, "strict": ledger.strict_breaker}
-    return {(name,): breaker.state != "closed" for name, breaker in breakers.items()}
-
-
-def count_in_outbox(sources: Sources) -> Values:
-    """Return how many receipts wait in the outbox, and how many are parked, as of the last look."""
-    lag = sources.metrics.lag
-    return {("waiting",): lag.waiting, ("parked",): lag.parked} if lag else {}
-
-
-def find_oldest_age(sources: Sources) -> Values:
-    """Return how long the oldest receipt waits, by the gate's clock; 0 if none does."""
-    if (lag := sources.metrics.lag) is None:
-        return {}
-    return {(): max(sources.engine.backend.now() - lag.oldest_at, 0.0) if lag.oldest_at is not None else 0.0}
 
 
 def count_in_queues(sources: Sources) -> Values:
@@ -204,23 +161,6 @@ FAMILIES = (
            per_duty(lambda duty: duty.done)),
     Family("asyncgate_upkeep_last_run_timestamp_seconds", "gauge", "When a job of the gate began its last run.",
            ("duty",), find_last_run),
-    Family("asyncgate_ledger_posted_total", "counter", "Receipts that were put into the outbox for the ledger.", (),
-           lambda sources: {(): 0, **counted("posted")(sources)} if sources.ledger else {}),
-    Family("asyncgate_ledger_answers_total", "counter", "Receipts that the ledger stored, refused or left unanswered.",
-           ("result",), count_answers),
-    Family("asyncgate_ledger_outbox_receipts", "gauge",
-           "Receipts in the outbox; looked at every 15 seconds, not at a scrape.", ("state",), count_in_outbox),
-    Family("asyncgate_ledger_oldest_seconds", "gauge",
-           "Age of the oldest receipt that waits for the ledger; looked at every 15 seconds.", (), find_oldest_age),
-    Family("asyncgate_ledger_circuit_open", "gauge",
-           "1 while a circuit breaker keeps calls from the ledger or only probes it, else 0.", ("circuit",),
-           find_open_circuits),
-    Family("asyncgate_ledger_compared_receipts_total", "counter",
-           "Receipts that were compared with the ledger's, in the process that compares.", (),
-           count_compared),
-    Family("asyncgate_ledger_differences_total", "counter",
-           "Differences that comparisons with the ledger found, by kind; one that lasts is found each time.", ("kind",),
-           count_differences),
     Family("asyncgate_limits_degraded", "gauge", "1 while the shared store of rate limits does not answer, else 0.", (),
            one(lambda sources: sources.limits.degraded)),
     Family("asyncgate_event_loop_delay_seconds", "histogram",
@@ -238,7 +178,7 @@ class Shown:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, those of the process last."""
-        for family in FAMILIES:
+        for family in self.sources.families:
             yield show_family(family, family.read(self.sources))
         for collector in self.process:
             yield from collector.collect()

@@ -1,1 +1,1 @@
-"""What happens to receipts: sinks, outbox, seals, archive, reconciling, rebuilding, the gate as a ledger."""
+"""What happens to receipts: emitting, seals, archive, export and import, schedules, escalation."""

@@ -36,7 +36,7 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.walking import batches, walk, walk_rows
 from asyncgate.parts.process.folders import fsync_folder, replacing
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
-from asyncgate.parts.receipts.may import discharges
+from asyncgate.parts.receipts.incoming import discharges
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.receipts.seals import START, receipt_digest
 

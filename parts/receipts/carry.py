@@ -17,8 +17,8 @@ from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts import archive, seals
 from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
-from asyncgate.parts.receipts.may import broken_rule as may_not
-from asyncgate.parts.receipts.may import discharges
+from asyncgate.parts.receipts.incoming import broken_rule as may_not
+from asyncgate.parts.receipts.incoming import discharges
 from asyncgate.parts.receipts.sealing import load_head, require_bodies
 
 RECEIPTS_PER_EXPORT, PAGE_BYTES = 1000, 4 * 2**20

@@ -24,7 +24,7 @@ from asyncgate import (
     speaker,
 )
 from asyncgate.parts.model import errors, stored, wire
-from asyncgate.parts.receipts.may import MAY, broken_rule, discharges
+from asyncgate.parts.receipts.incoming import MAY, broken_rule, discharges
 
 if TYPE_CHECKING:
     from asyncgate import Contract

@@ -16,7 +16,6 @@ from asyncgate import Caller, Engine, Extension, Needs, Work
 from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts import seals
-from asyncgate.parts.receipts.sinks import ledger_profile
 
 log = logging.getLogger("asyncgate.ledger")
 RECEIPTS_PER_SEAL = 1000      # receipts of one seal, at most
@@ -25,6 +24,13 @@ RECEIPTS_PER_SEAL = 1000      # receipts of one seal, at most
 def load_head(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
     """Load and lock the head of the chain of seals."""
     needs.records.add((stored.SealHead, ()))
+
+
+def ledger_profile(settings: Settings) -> str:
+    """Return the profile of the ledger in the settings."""
+    if settings.receipt_mode == "standalone":
+        return "standalone"
+    return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile.lower()
 
 
 def keeps_bodies(settings: Settings) -> bool:

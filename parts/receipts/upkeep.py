@@ -1,4 +1,4 @@
-"""The upkeep jobs for receipts: seals and the archive, and the comparison with the ledger."""
+"""The upkeep jobs for receipts: seals and the archive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from asyncgate.parts.model import errors
 from asyncgate.parts.process.duties import Duty
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import Sealer, keeps_bodies
-from asyncgate.parts.receipts.sinks import ledger_profile
 
 log = logging.getLogger("asyncgate.ledger")
 RECEIPTS_PER_TURN = 5000      # receipts of one tenant, before the next tenant has its turn
@@ -18,25 +17,14 @@ RECEIPTS_PER_TURN = 5000      # receipts of one tenant, before the next tenant h
 def duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs by name; where another ledger keeps the receipts, it seals and archives them itself."""
     settings = engine.settings
-    found = comparison(engine)
     if not keeps_bodies(settings):
-        return found
-    found["seal"] = Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)
+        return {}
+    jobs = {"seal": Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)}
     if settings.archive.enabled:
         if not settings.archive.directory:
             raise errors.StartupError("archive.enabled needs archive.directory; set it to the folder for old receipts")
-        found["archive"] = Duty(settings.archive.interval_seconds, Archiver(engine).run)
-    return found
-
-
-def comparison(engine: Engine) -> dict[str, Duty]:
-    """Return the job that compares the gate with its ledger, if the ledger is of a kind that can be asked."""
-    every = engine.settings.ledger.compare_interval_seconds
-    if not every or ledger_profile(engine.settings) not in ("memorygate", "receiptgate"):
-        return {}
-    from asyncgate.parts.receipts.comparing import Comparer  # it imports the HTTP client, which is large
-    comparer = Comparer(engine)
-    return {"comparison": Duty(every, comparer.run, comparer.alarm)}
+        jobs["archive"] = Duty(settings.archive.interval_seconds, Archiver(engine).run)
+    return jobs
 
 
 class Archiver:

@@ -33,11 +33,11 @@ from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, L
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
+from asyncgate.extras.ledger.calls import Calls
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.process.outgoing import make_client
-from asyncgate.parts.receipts.calls import Calls
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.proxy import Proxy

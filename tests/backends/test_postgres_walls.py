@@ -37,6 +37,7 @@ from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
+from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.parts.app import Gate as App
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.content import encode_json
@@ -84,7 +85,6 @@ from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
-from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
 from tests.conftest import Served

@@ -32,6 +32,7 @@ from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.webhook_rows import keep_webhooks
+from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.errors import Refused
@@ -51,7 +52,6 @@ from asyncgate.parts.model.stored import (
 )
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
-from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.patience import PATIENCE_SECONDS

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import trustme
 
+from asyncgate.extras.ledger.calls import Calls
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.authorities import load_authorities
@@ -30,7 +31,6 @@ from asyncgate.parts.process.outgoing import (
     split_exceptions,
     unmap_ipv4,
 )
-from asyncgate.parts.receipts.calls import Calls
 
 pytestmark = pytest.mark.anyio
 

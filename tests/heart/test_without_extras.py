@@ -16,9 +16,11 @@ from asyncgate.parts.extras import find_extras
 from asyncgate.parts.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
-CORE = ("asyncgate.py", "backends", "clients", "commands", "conformance", "parts", "docs", "pyproject.toml")
+CORE = ("asyncgate.py", "backends", "clients", "commands", "conformance", "parts", "docs", "pyproject.toml",
+        "tests")
 # Rules of every kind of operation, and of what an extra looks after where it is installed.
-TESTS = ("test_permissions.py", "test_leases.py", "test_carry.py", "test_retention.py", "test_export.py")
+TESTS = ("test_permissions.py", "test_leases.py", "test_carry.py", "test_retention.py", "test_export.py",
+         "test_receipts.py", "test_obligations.py", "test_seals.py", "test_archive.py")
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +64,15 @@ def test_a_command_of_an_extra_is_unknown_and_an_option_names_what_it_lacks(core
     assert "needs the extra ai_worker" in run(core, "-m", "asyncgate", "worker", "--ai", "x.yaml", status=2)
 
 
+def test_a_gate_whose_settings_ask_for_an_extra_says_that_it_lacks_it(core: Path) -> None:
+    for setting, extra in (("receipt_mode=memorygate_integrated", "ledger"), ("security.oauth.enabled=true", "oauth")):
+        output = run(core, "-m", "asyncgate", "serve", "--database", "sqlite:///gate.db", "--set", setting, status=2)
+        assert f"needs the extra {extra}, which this installation lacks" in output
+
+
 def test_it_passes_the_tests_of_the_core(core: Path) -> None:
     output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
-                 *(f"conformance/{name}" for name in TESTS))
+                 *(f"conformance/{name}" for name in TESTS), "tests/receipts")
 
     counted = re.search(r"(\d+) passed, (\d+) skipped", output)
     assert counted, output

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from asyncgate.parts.metrics.shown import FAMILIES
+from asyncgate.parts.extras import list_families
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
@@ -96,8 +96,9 @@ def expressions(board: Path) -> list[str]:
 
 def exported() -> set[str]:
     """Return the names of all samples that a gate can export."""
-    histograms = {family.name + suffix for family in FAMILIES if family.kind == "histogram" for suffix in SUFFIXES}
-    return histograms | {family.name for family in FAMILIES if family.kind != "histogram"} | OF_THE_LIBRARY
+    families = list_families()
+    histograms = {family.name + suffix for family in families if family.kind == "histogram" for suffix in SUFFIXES}
+    return histograms | {family.name for family in families if family.kind != "histogram"} | OF_THE_LIBRARY
 
 
 def named(expression: str) -> set[str]:
@@ -129,7 +130,7 @@ def test_a_dashboard_asks_for_what_is_exported(board: Path) -> None:
 
 
 def test_every_label_that_is_asked_for_is_one_of_its_metric() -> None:
-    labels = {name: set(family.labels) for family in FAMILIES
+    labels = {name: set(family.labels) for family in list_families()
               for name in (family.name, *(family.name + suffix for suffix in SUFFIXES))}
     asked = [*(rule["expr"] for rule in rules().values()),
              *(expression for board in BOARDS for expression in expressions(board))]
@@ -139,7 +140,7 @@ def test_every_label_that_is_asked_for_is_one_of_its_metric() -> None:
 
 
 def test_no_label_is_one_that_prometheus_sets_itself() -> None:
-    assert [family.name for family in FAMILIES if {"job", "instance"} & set(family.labels)] == []
+    assert [family.name for family in list_families() if {"job", "instance"} & set(family.labels)] == []
 
 
 def test_each_alert_is_shown_to_fire() -> None:

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncgate.commands.tables import walk_errors
 from asyncgate.conformance.postgres_server import free_port
+from asyncgate.parts.extras import list_families
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Names
-from asyncgate.parts.metrics.shown import FAMILIES
 from asyncgate.parts.model.settings import MetricsSettings
 from tests.conftest import TOKEN, Live, Serve, Served
 
@@ -264,7 +264,7 @@ async def test_a_gate_that_is_not_asked_to_count_has_no_metrics(served: Served) 
 async def test_every_metric_is_named_and_described_as_prometheus_wants(serve: Serve) -> None:
     told = await scrape(await serve(metrics=ON))
 
-    for family in FAMILIES:
+    for family in list_families():
         name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
         assert told.families[name].documentation == family.says
         assert (family.kind == "counter") == family.name.endswith("_total")
@@ -273,7 +273,7 @@ async def test_every_metric_is_named_and_described_as_prometheus_wants(serve: Se
 
 
 def test_the_codes_that_a_description_names_are_codes_of_errors() -> None:
-    [refusals] = [family for family in FAMILIES if family.name == "asyncgate_refusals_total"]
+    [refusals] = [family for family in list_families() if family.name == "asyncgate_refusals_total"]
 
     named = set(re.findall(r"\w+_\w+", refusals.says))
 

@@ -19,6 +19,7 @@ from asyncgate.extras.doctor.installation import Installation
 from asyncgate.extras.doctor.machine import BAD_FLUSH_MS, SLOW_FLUSH_MS, judge_flush
 from asyncgate.extras.doctor.running import RUNNING
 from asyncgate.extras.doctor.tls import check_certificates
+from asyncgate.extras.ledger import find_ledger
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.settings import (
@@ -104,7 +105,9 @@ async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
         served = await serve(receipt_mode="memorygate_integrated", ledger=ledger)
         await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
         await stub.until(lambda: bool(stub.sent))
-        rounds = served.gate.ledger.sender.rounds.values()
+        sending = find_ledger(served.engine)
+        assert sending is not None
+        rounds = sending.sender.rounds.values()
         await asyncio.gather(*(tenant.running for tenant in rounds if tenant.running))
 
         [finding] = [finding for finding in await found_in(served) if finding.check == "sending"]

@@ -9,8 +9,8 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.test_erasure import MARK, live, text_of
+from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.parts.model.settings import LedgerSettings
-from asyncgate.parts.receipts.outbox import Ledger
 
 pytestmark = pytest.mark.anyio
 

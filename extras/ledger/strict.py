@@ -1,0 +1,410 @@
+"""Strict mode: a change is committed only after the ledger has stored its receipts (spec 20.10, option B).
+
+A batch is decided once, and its changes are rolled back: only its receipts are stored, as `offered`.  They are stored
+at the ledger.  Then the batch is decided again, on the same rows and at the same time, and each receipt, task and lease
+gets the id that it had before, by its name and not by its turn.  If the result is the same, it is committed, and the
+offered rows go.  If it differs, because another process changed the tasks meanwhile, it is offered as it is now.  So no
+transaction is open during a call to the ledger, and no tenant waits for another tenant's calls.
+
+What only informs (anomalies, acknowledgements, progress) goes through the outbox, and so does task.result_ready: it is
+at the ledger only if the end that it tells of was committed, which shows which of two ends counts.
+
+A ledger that did not answer may have stored the receipt.  So the same bytes are sent again before the call fails.  What
+then stays offered is settled: by the repeat of the call, by the next call about the same task, or after REPEAT_SECONDS
+(settling.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from asyncgate import ACCEPTED, ACKNOWLEDGED, ANOMALY, PROGRESSED, RESULT_READY, Extension, Needs
+from asyncgate.extras.ledger import settling, sinks
+from asyncgate.extras.ledger.adoption import JOB
+from asyncgate.parts.model import errors, queries, stored
+from asyncgate.parts.model.ids import Ids
+
+if TYPE_CHECKING:
+    from asyncgate import Engine, Transact, Work
+    from asyncgate.extras.ledger.outbox import Breaker
+    from asyncgate.extras.ledger.pacing import Wires
+    from asyncgate.extras.ledger.sinks import Sink
+
+log = logging.getLogger("asyncgate.ledger")
+
+ATTEMPTS = 5            # how often a batch is decided again because its result differed
+OFFERS = 3              # how often a receipt is sent without an answer before the call fails
+BUSY_SECONDS = 10.0     # how long another process that has not failed is left alone
+REPEAT_SECONDS = 20.0   # how long an offered receipt waits for the repeat of its call
+POLL_OFFERED_SECONDS = 5.0      # how often offered receipts are looked for
+OFFERED_AT_ONCE = 500
+INFORMS = {ACKNOWLEDGED.type, ANOMALY.type, PROGRESSED.type, RESULT_READY.type}
+Decide = Callable[["Work"], None]
+
+
+class Named(Ids):
+    """Gives each name the id that it had when the batch was decided before; the second use of a name is another one."""
+
+    def __init__(self, ids: Ids, given: dict[Any, str]) -> None:
+        super().__init__()
+        self.ids, self.given, self.used = ids, given, Counter[Any]()
+
+    def new(self, now: float, mark: int = 0, name: object = None) -> str:
+        """Return the id of a name."""
+        return self._give(name, lambda: self.ids.new(now, mark))
+
+    def lease(self, mark: int = 0, name: object = None) -> str:
+        """Return the lease id of a name."""
+        return self._give(name, lambda: self.ids.lease(mark))
+
+    def _give(self, name: object, make: Callable[[], str]) -> str:
+        if name is None:
+            return make()
+        self.used[name] += 1
+        use = name, self.used[name]
+        if use not in self.given:
+            self.given[use] = make()
+        return self.given[use]
+
+
+class Draft(Struct):
+    """The result of deciding a batch."""
+
+    sink: Sink
+    earlier: dict[str, settling.Tried]           # what other calls have offered, by receipt
+    hidden: frozenset[str] = frozenset()    # tasks that another process is about to change
+    only: frozenset[str] = frozenset()  # the receipts that it must have, if it is decided to settle these
+    now: float | None = None
+    given: dict[Any, str] = field(default_factory=dict)
+    leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
+    # receipts that the ledger must store before the commit
+    posted: list[stored.Outgoing] = field(default_factory=list)
+    accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
+    kept: bool = False
+    differs: bool = False               # it has others than `only`
+    blocked: list[settling.Tried] = field(default_factory=list)      # what must be settled first
+    tried: dict[str, settling.Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
+    offered: set[str] = field(default_factory=set)          # receipts that the ledger may have
+
+    def load(self, needs: Needs) -> Needs:
+        """Return what deciding needs: when it is decided again, the same rows, and what it has offered."""
+        if self.now is None:        # as many claimable tasks as are left when some are hidden
+            return replace(needs, claims=needs.claims * 2) if self.hidden else needs
+        rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
+        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows)
+
+    def decide(self, decide: Decide, work: Work) -> None:
+        """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
+
+        A database that loses a race or its connection decides more than once in one transaction.  So the result is
+        compared with what the ledger has stored, not with the last result.
+        """
+        savepoint, real = work.savepoint(), (work.ids, work.now)
+        for task_id in self.leased if not work.ready else ():
+            if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
+                work.ready[task.lane].append(task_id)
+        for lane, queue in work.ready.items() if self.hidden else ():
+            work.ready[lane] = deque([task_id for task_id in queue if task_id not in self.hidden])
+        work.replay(Named(work.ids, self.given), work.now if self.now is None else self.now)
+        decide(work)
+        same = self._take_over(work)
+        self.offered |= same        # by the earlier call
+        self.posted = [row for row in work.posted.values()
+                       if work.written[row.receipt_id].receipt_type not in INFORMS]
+        self.blocked = [*self._find_blocking(same)]
+        self.differs = bool(self.only) and {row.receipt_id for row in self.posted} != self.only
+        self.kept = not (self.blocked or self.differs) and self.posted == self.accepted
+        if self.kept:
+            self._forget_rows(work)
+        else:
+            self._roll_back(work, savepoint, *real)
+
+    def _take_over(self, work: Work) -> set[str]:
+        """Give receipts that an earlier call has offered the bytes that they had; return which these are."""
+        same = set[str]()
+        for id, row in work.posted.items():
+            if (before := self.earlier.get(id)) and before.receipt.hash == work.written[id].hash:
+                work.written[id] = replace(work.written[id], created_at=before.receipt.created_at,
+                                           asyncgate_instance=before.receipt.asyncgate_instance)
+                work.posted[id] = replace(row, content=before.row.content)
+                same.add(id)
+        return same
+
+    def _find_blocking(self, same: set[str]) -> Iterable[settling.Tried]:
+        tasks, ids = {row.task_id for row in self.posted} - {""}, {row.receipt_id for row in self.posted}
+        for id, before in self.earlier.items():
+            if id not in same and (id in ids or before.row.task_id in tasks):
+                yield before
+
+    def _forget_rows(self, work: Work) -> None:
+        if any(work.find_record(stored.Outgoing, row.receipt_id) is None for row in self.posted):
+            self.kept = False
+            raise errors.DatabaseUnavailable("this took so long that another process has settled it; try again",
+                                             retry_after=1)
+        for row in self.posted:
+            del work.posted[row.receipt_id]
+            work.drop_record(stored.Outgoing, row.receipt_id)
+
+    def _roll_back(self, work: Work, savepoint: int, ids: Ids, now: float) -> None:
+        """Take the changes back, and keep only what is to be offered."""
+        self.now = work.now
+        self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
+        rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
+        work.take_back(savepoint)
+        work.replay(ids, now)
+        for row in rows:
+            work.keep_record(row)
+            self.tried[row.receipt_id] = settling.read_row(row)
+
+
+class Strict(Extension):
+    """Commits a tenant's batches one after another, each after the ledger has its receipts."""
+
+    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker, wires: Wires,
+                 sent: Callable[[str], None] = lambda tenant_id: None) -> None:
+        self.engine = engine
+        self.within: Transact = engine.backend.transact
+        self.sink, self.breaker, self.wires = sink, breaker, wires
+        self.lasting = engine.settings.receipt_consistency_mode == "strict"
+        self.sent = sent        # called with a tenant whose outbox has new receipts
+        self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def wrap_transact(self, transact: Transact) -> Transact:
+        """Replace the engine's transact by one that waits for the ledger, if the gate is strict."""
+        self.within = transact
+        return self.commit if self.lasting else transact
+
+    async def commit(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
+        """Commit one batch; raises LedgerUnavailable if the ledger does not store its receipts."""
+        async with self.turns[tenant_id]:
+            earlier = await self.find_offered(tenant_id)
+            busy = self._find_busy(earlier)
+            named = [attempt for attempt in earlier if attempt.row.receipt_id not in busy and (
+                attempt.row.task_id in needs.tasks or attempt.claim in needs.repeats)]
+            with contextlib.suppress(errors.LedgerUnavailable):    # a call that needs no ledger goes on
+                earlier = await self._settle_before(tenant_id, needs, named) if named else earlier
+            draft = self._draft(earlier)
+            while not await self._carry_out(tenant_id, needs, decide, draft):
+                if not busy.isdisjoint(attempt.row.receipt_id for attempt in draft.blocked):
+                    later = errors.DatabaseUnavailable("another process is changing this task; try again",
+                                                       retry_after=1)
+                    raise errors.Refused("another process is about to commit") from later
+                draft = self._draft(await self._settle_before(tenant_id, needs, draft.blocked))
+
+    def _draft(self, earlier: list[settling.Tried]) -> Draft:
+        given = {(name, 1): id for attempt in earlier if attempt.memo.key is not None for name, id in attempt.names()}
+        busy = self._find_busy(earlier)
+        return Draft(self.sink, {attempt.row.receipt_id: attempt for attempt in earlier}, given=given,
+                     hidden=frozenset(attempt.row.task_id for attempt in earlier if attempt.row.receipt_id in busy))
+
+    def _find_busy(self, earlier: list[settling.Tried]) -> set[str]:
+        """Return what another process may be about to commit: its call has neither failed nor taken too long."""
+        if self.engine.is_alone():
+            return set()
+        since = self.engine.backend.now() - BUSY_SECONDS
+        return {attempt.row.receipt_id for attempt in earlier if not attempt.row.tries
+                and attempt.row.posted_at > since}
+
+    async def find_offered(self, tenant_id: str) -> list[settling.Tried]:
+        """Return what is offered and not committed."""
+        rows = await self.engine.backend.page(tenant_id, queries.OutboxFilter("", OFFERED_AT_ONCE, "offered"))
+        return [settling.read_row(row) for row in rows if row.state == "offered"]
+
+    async def _carry_out(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> bool:
+        """Decide, offer and commit a batch; return False if something must be settled before."""
+        done = False
+        try:
+            for _ in range(ATTEMPTS):
+                await self.within(tenant_id, draft.load(needs), partial(draft.decide, decide))
+                if draft.kept or draft.differs or draft.blocked:
+                    done = draft.kept
+                    return not draft.blocked
+                await self._store(tenant_id, [row for row in draft.posted if row not in draft.accepted], draft)
+                draft.accepted = draft.posted
+        finally:
+            await self._leave(tenant_id, draft, {row.receipt_id for row in draft.posted} if done else set())
+        raise errors.DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
+
+    async def _leave(self, tenant_id: str, draft: Draft, committed: set[str]) -> None:
+        """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
+        left = [attempt for id, attempt in draft.tried.items() if id not in committed and not draft.only]
+        never = [attempt for attempt in left if attempt.row.receipt_id not in draft.offered]
+        kept = [attempt for attempt in left if attempt.row.receipt_id in draft.offered and attempt.may_be_repeated()]
+        lost = [attempt for attempt in left if attempt.row.receipt_id in draft.offered
+                and not attempt.may_be_repeated()]
+        try:
+            for group in settling.group_by_task(never):
+                await self.within(tenant_id, settling.needs_of(group), partial(forget, group))
+            for group in settling.group_by_task(kept):
+                await self.within(tenant_id, settling.needs_of(group), partial(note_failure, group))
+            await self.settle(tenant_id, lost)
+        except Exception as error:
+            log.warning("what the ledger may have of a failed call is settled later: %s", error)
+
+    # Settling.
+
+    async def run(self) -> None:
+        """Settle what no call has taken up, until canceled; a gate that is not strict only ends what is left."""
+        while True:
+            try:
+                if not await self.look() and not self.lasting:
+                    return
+            except Exception as error:
+                log.warning("offered receipts cannot be settled now: %s", error)
+            await asyncio.sleep(POLL_OFFERED_SECONDS)
+
+    async def look(self) -> int:
+        """Settle what has waited long enough for the repeat of its call; return how many offered receipts are left."""
+        if not await self.engine.leads(JOB):
+            return 0
+        left = 0
+        for tenant_id in await self.engine.backend.unsent():
+            since = self.engine.backend.now() - REPEAT_SECONDS
+            async with self.turns[tenant_id]:
+                offered = await self.find_offered(tenant_id)
+                left += len(offered)
+                for group in settling.group_by_task(offered):
+                    if group[-1].row.posted_at <= since:
+                        await self._settle_later(tenant_id, group)
+        return left
+
+    async def _settle_later(self, tenant_id: str, group: list[settling.Tried]) -> None:
+        """Settle the receipts of one task; what fails is tried again, and holds up no other task."""
+        try:
+            await self.settle(tenant_id, group)
+        except errors.GateError as error:
+            log.warning("receipts of task %s are settled later: %s", group[0].row.task_id, error)
+
+    async def count_unsettled(self, tenants: Iterable[str]) -> int:
+        """Return how many offered receipts are older than a call takes."""
+        now = self.engine.backend.now()
+        return sum([attempt.row.posted_at <= now - POLL_OFFERED_SECONDS for tenant_id in tenants
+                    for attempt in await self.find_offered(tenant_id)])
+
+    async def _settle_before(self, tenant_id: str, needs: Needs, tried: list[settling.Tried]) -> list[settling.Tried]:
+        """Settle receipts that a batch meets, with all others of their tasks; return what is offered then."""
+        tasks = {attempt.row.task_id or attempt.row.receipt_id for attempt in tried}
+        offered = await self.find_offered(tenant_id)
+        await self.settle(tenant_id,
+                          [attempt for attempt in offered if (attempt.row.task_id or attempt.row.receipt_id) in tasks],
+                          needs.repeats)
+        return await self.find_offered(tenant_id)
+
+    async def settle(self, tenant_id: str, tried: list[settling.Tried],
+                     claims: set[tuple[str, str, str]] | frozenset[tuple[str, str, str]] = frozenset()) -> None:
+        """Adopt, withdraw or overtake receipts; a claim that is among `claims` is repeated, and so its lease granted.
+
+        Raises LedgerUnavailable.
+        """
+        for group in settling.group_by_task(tried):
+            begins = self.sink.undone(group[0].row.content.encode(), "", 0.0) is not None
+            if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
+                continue
+            if begins:
+                await self.within(tenant_id, settling.needs_of(group), partial(settling.withdraw, self.sink, group))
+                self.sent(tenant_id)
+            else:
+                await self._overtake(tenant_id, group)
+
+    async def _adopt(self, tenant_id: str, group: list[settling.Tried]) -> bool:
+        """Commit what the receipts of one task say, if it was lawful and still is; return whether it is.
+
+        If deciding it again gives other bytes, the ledger refuses these under the same id.
+        """
+        only = frozenset(attempt.row.receipt_id for attempt in group)
+        draft = Draft(self.sink, {}, only=only, now=group[0].receipt.created_at,
+                      given={(name, 1): id for attempt in group for name, id in attempt.names()})
+        decided: list[Work] = []
+
+        def decide(work: Work) -> None:
+            settling.decide_again(self.engine, group, work)
+            decided[:] = [work]
+        with contextlib.suppress(errors.Refused):
+            await self._carry_out(tenant_id, settling.needs_of(group), decide, draft)
+        if draft.kept:
+            self.engine.batches.after_commit(decided[0])
+        return draft.kept
+
+    async def _overtake(self, tenant_id: str, group: list[settling.Tried]) -> None:
+        """Tell that receipts of one task did not count, as far as the ledger has them."""
+        try:
+            known = {attempt.row.receipt_id for attempt in group
+                     if await self.sink.holds(tenant_id, attempt.row.content.encode())}
+        except sinks.Outage as away:
+            raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
+        await self.within(tenant_id, settling.needs_of(group), partial(settling.overtake, self.engine, group, known))
+        self.sent(tenant_id)
+
+    # Sending.
+
+    async def _store(self, tenant_id: str, rows: list[stored.Outgoing], draft: Draft) -> None:
+        """Store receipts at the ledger: those of one task in order, those of different tasks concurrently."""
+        chains: defaultdict[str, list[stored.Outgoing]] = defaultdict(list)
+        for row in rows:
+            chains[row.task_id or row.receipt_id].append(row)
+        problems = await asyncio.gather(*(self._store_chain(tenant_id, chain, draft) for chain in chains.values()))
+        for problem in problems:
+            if isinstance(problem, sinks.Outage):
+                raise errors.LedgerUnavailable(
+                    f"the receipt ledger does not answer, and this gate is strict: {problem}",
+                    retry_after=max(1, round(problem.retry_after)))
+        for problem in problems:
+            if problem is not None:     # Refused: each job of the batch is then tried alone, and only this one fails
+                no = errors.LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")
+                raise errors.Refused("the ledger refuses a receipt") from no
+
+    async def _store_chain(self, tenant_id: str, rows: list[stored.Outgoing], draft: Draft) -> Exception | None:
+        for row in rows:
+            for left in reversed(range(OFFERS)):
+                problem = await self._offer(tenant_id, row, draft)
+                if not (left and isinstance(problem, sinks.Unanswered)):
+                    break
+            if problem is not None:
+                return problem
+        return None
+
+    async def _offer(self, tenant_id: str, row: stored.Outgoing, draft: Draft) -> Exception | None:
+        """Send one receipt; from then on the ledger may have it, unless the error says that it does not."""
+        if not self.breaker.let_through():
+            return sinks.Outage("the circuit breaker is open", self.breaker.wait())
+        before = row.receipt_id in draft.offered
+        draft.offered.add(row.receipt_id)
+        try:
+            async with self.wires:
+                await self.wires.send(self.sink, tenant_id, row.content.encode())
+        except asyncio.CancelledError:
+            self.breaker.cancel_probe()
+            raise
+        except sinks.Outage as away:
+            if away.untaken and not before:
+                draft.offered.discard(row.receipt_id)
+            self.breaker.note_answer() if isinstance(away,
+                                                     sinks.Unanswered | sinks.Garbled) else self.breaker.note_outage()
+            return away
+        except sinks.Refusal as refusal:
+            draft.offered.discard(row.receipt_id)
+            self.breaker.note_answer()
+            return refusal
+        self.breaker.note_answer()
+        return None
+
+
+def forget(group: list[settling.Tried], work: Work) -> None:
+    """Forget receipts that the ledger does not have."""
+    for attempt in settling.drop_committed(group, work):
+        work.drop_record(stored.Outgoing, attempt.row.receipt_id)
+
+
+def note_failure(group: list[settling.Tried], work: Work) -> None:
+    """Note that the call has failed, so that no other process waits for it."""
+    for attempt in settling.drop_committed(group, work):
+        work.keep_record(replace(attempt.row, tries=1))

@@ -1,0 +1,322 @@
+"""Strict mode: what the ledger may have of a call whose answer or commit was lost is repeated, adopted or withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.ledgers import HASTY
+from asyncgate.extras.ledger.outbox import Ledger
+from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
+from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.parts.model.settings import LedgerSettings
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.stub_ledger import Answer, StubLedger
+
+pytestmark = pytest.mark.anyio
+FINE: Answer = (200, {}, "{}")
+FILE = [{"uri": "s3://b/r"}]
+
+
+class Losing(StubLedger):
+    """A ledger that stores everything, and whose answers about one type of receipts are lost while that is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = ""
+        self.answer = self.store
+
+    def store(self, receipt: dict[str, Any]) -> Answer:
+        """Store a receipt, and answer or not."""
+        if receipt["receipt_type"] != self.lost:
+            return FINE
+        if receipt not in self.taken:
+            self.taken.append(receipt)
+        return 502, {}, "the answer is lost"
+
+    def types(self) -> list[str]:
+        """Return the types of what is stored."""
+        return [receipt["receipt_type"] for receipt in self.taken]
+
+    def one(self, receipt_type: str) -> dict[str, Any]:
+        """Return the only receipt of a type."""
+        [only] = [receipt for receipt in self.taken if receipt["receipt_type"] == receipt_type]
+        return only
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[Losing]:
+    losing = Losing()
+    async with losing:
+        yield losing
+
+
+@pytest.fixture
+async def strict(make_gate: Callable[..., Gate], stub: Losing) -> AsyncIterator[Callable[..., Any]]:
+    """Return what makes strict gates of one tenant and database; each is another process."""
+    gates: list[Gate] = []
+    async with AsyncExitStack() as running:
+        async def make() -> Gate:
+            more: dict[str, Any] = {
+                "receipt_mode": "memorygate_integrated", "receipt_consistency_mode": "strict",
+                "ledger": LedgerSettings(**{"url": stub.url, **HASTY}), "instance_id": f"asyncgate-{len(gates) + 1}"}
+            gates.append(gate := gates[0].beside(**more) if gates else make_gate(**more))
+            gate.engine.extend(Ledger(gate.engine))
+            await running.enter_async_context(gate.ledger)
+            return gate
+        yield make
+
+
+@pytest.fixture
+async def gate(strict: Callable[..., Any]) -> Gate:
+    made: Gate = await strict()
+    return made
+
+
+async def lose(stub: Losing, receipt_type: str, call: Any) -> None:
+    """Make a call whose receipt is stored, and not answered."""
+    stub.lost = receipt_type
+    with refused("receipt_ledger_unavailable"):
+        await call
+    stub.lost = ""
+
+
+async def look_later(gate: Gate) -> None:
+    """Let the gate settle what nobody has repeated."""
+    gate.skip(REPEAT_SECONDS + 1)
+    strict = gate.ledger.strict
+    assert strict is not None
+    await strict.look()
+    assert await gate.backend.page(gate.tenant_id, OutboxFilter("", 10, "offered")) == []
+
+
+async def test_a_repeated_creation_offers_the_very_receipt_of_the_first_try_also_from_another_process(
+        gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
+    asked = {"type": "demo", "payload": {"n": 1}, "idempotency_key": "k"}
+    for _ in range(2):
+        await lose(stub, "task.assigned", gate.as_agent().create_task(**asked))
+        gate.skip(1.0)
+    other = await strict()
+
+    made = await other.as_agent().create_task(**asked)
+
+    assert stub.one("task.assigned")["task_id"] == made.task_id
+    [receipt] = await gate.receipts(made.task_id)
+    assert receipt.receipt_id == stub.one("task.assigned")["receipt_id"]
+    await look_later(other)
+    assert stub.types() == ["task.assigned"]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_creation_that_nobody_repeats_is_withdrawn(gate: Gate, stub: Losing, key: str | None) -> None:
+    await lose(stub, "task.assigned", gate.as_agent().create_task(type="demo", payload=None, idempotency_key=key))
+
+    await look_later(gate)
+    await stub.until(lambda: "task.canceled" in stub.types())
+
+    assert stub.one("task.canceled")["parents"] == [stub.one("task.assigned")["receipt_id"]]
+    assert (await gate.as_admin().list_tasks()).tasks == []
+
+
+async def test_another_body_under_the_same_key_withdraws_the_first_creation(gate: Gate, stub: Losing) -> None:
+    await lose(stub, "task.assigned", gate.as_agent().create_task(type="demo", payload=1, idempotency_key="k"))
+
+    made = await gate.as_agent().create_task(type="demo", payload=2, idempotency_key="k")
+    await stub.until(lambda: "task.canceled" in stub.types())
+
+    assert [receipt["task_id"] == made.task_id for receipt in stub.taken
+            if receipt["receipt_type"] == "task.assigned"] == [
+        False, True]
+
+
+async def test_a_repeated_claim_gets_the_lease_that_the_ledger_has_also_from_another_process(
+        gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
+    await gate.create()
+    await lose(stub, "task.accepted", gate.claim(claim_id="c"))
+    gate.skip(1.0)
+    other = await strict()
+
+    offer = await other.claim(claim_id="c")
+
+    assert offer is not None
+    assert stub.one("task.accepted")["lease_id"] == offer.lease_id
+    await other.as_worker().complete(**under(offer), artifacts=FILE)
+    await look_later(other)
+    await stub.until(lambda: "task.result_ready" in stub.types())
+    assert stub.types() == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+@pytest.mark.parametrize("claim_id", ["c", None])
+async def test_a_lease_that_nobody_got_is_withdrawn_before_another_worker_gets_the_task(
+        gate: Gate, stub: Losing, claim_id: str | None) -> None:
+    task_id = await gate.create()
+    await lose(stub, "task.accepted", gate.claim("w1", claim_id=claim_id))
+
+    offer = await gate.claim("w2")
+    await stub.until(lambda: "lease.expired" in stub.types())
+
+    assert offer is not None
+    assert offer.task_id == task_id
+    assert stub.one("lease.expired")["parents"] == [
+        receipt["receipt_id"] for receipt in stub.taken if receipt["from"]["id"] == "w1"]
+
+
+async def test_a_completion_that_nobody_repeats_is_adopted(gate: Gate, stub: Losing) -> None:
+    offer, large = await gate.leased(), "x" * 40_000       # the receipt has only the hash of such a result
+    await lose(stub, "task.completed", gate.as_worker().complete(**under(offer), result=large, artifacts=FILE))
+    gate.skip(POLL_OFFERED_SECONDS + 1)
+    health = await gate.as_admin().health()
+
+    await look_later(gate)
+    await stub.until(lambda: "task.result_ready" in stub.types())
+
+    assert health.receipt_ledger_lag.unsettled == 1
+    assert (await gate.as_admin().health()).receipt_ledger_lag.unsettled == 0
+    row = await gate.backend.task(gate.tenant_id, offer.task_id)
+    assert row is not None
+    assert (row[0].status, row[0].outcome) == ("succeeded", f'"{large}"')
+    assert stub.types() == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+@pytest.mark.parametrize(("first", "receipt_type", "ending"), [
+    ("complete", "task.completed", "completed"), ("fail", "task.failed", "failed"),
+    ("release_lease", "lease.expired", "expired")])
+@pytest.mark.parametrize("again", ["complete", "fail", "cancel_task"])
+async def test_an_end_whose_answer_was_lost_comes_before_every_other_end(
+        gate: Gate, stub: Losing, first: str, receipt_type: str, ending: str, again: str,
+        strict: Callable[..., Any]) -> None:
+    more: dict[str, dict[str, Any]] = {"complete": {"artifacts": FILE}, "fail": {"error": "no"}}
+    offer = await gate.leased()
+    await lose(stub, receipt_type, getattr(gate.as_worker(), first)(**under(offer), **more.get(first, {})))
+    gate.skip(1.0)
+    other = await strict()
+
+    if again == "cancel_task":
+        answer = await other.as_agent().cancel_task(task_id=offer.task_id)
+        assert answer.ok == (first == "release_lease")
+    elif again == first:
+        assert (await getattr(other.as_worker(), again)(**under(offer), **more[again])).ok
+    else:
+        with refused("lease_invalid_or_expired", reason=ending):
+            await getattr(other.as_worker(), again)(**under(offer), **more[again])
+
+    await look_later(other)
+    assert stub.types().count(receipt_type) == 1
+    assert (stub.types().count("task.completed") + stub.types().count("task.failed")
+            + stub.types().count("task.canceled")) == (first != "release_lease") + (again == "cancel_task") * (
+                first == "release_lease")
+
+
+async def test_a_cancellation_whose_answer_was_lost_is_adopted(gate: Gate, stub: Losing) -> None:
+    offer = await gate.leased()
+    await lose(stub, "task.canceled", gate.as_agent().cancel_task(task_id=offer.task_id, reason="late"))
+
+    with refused("lease_invalid_or_expired", reason="canceled"):
+        await gate.as_worker().complete(**under(offer), artifacts=FILE)
+
+    assert (await gate.task(offer.task_id)).status == "canceled"
+    assert stub.types().count("task.canceled") == 1
+
+
+async def test_an_expiry_whose_answer_was_lost_is_adopted_by_another_process(
+        gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
+    offer = await gate.leased()
+    stub.lost = "lease.expired"
+    gate.skip(400.0)
+    await gate.sweep()
+    stub.lost = ""
+    other = await strict()
+
+    await other.sweep()
+    again = await other.claim("w2")
+
+    assert again is not None
+    assert again.fence == offer.fence + 1
+    assert (await gate.task(offer.task_id)).expiries == 1
+    assert stub.types().count("lease.expired") == 1
+
+
+async def test_an_end_that_is_not_lawful_any_more_is_told_as_overtaken(gate: Gate, stub: Losing) -> None:
+    offer = await gate.leased()
+    await lose(stub, "task.completed", gate.as_worker().complete(**under(offer), artifacts=FILE))
+    await gate.beside().as_agent().cancel_task(task_id=offer.task_id)      # a process that does not know strict mode
+
+    await look_later(gate)
+    await stub.until(lambda: "system.anomaly" in stub.types())
+
+    body = stub.one("system.anomaly")["body"]
+    assert body["kind"] == "receipt_overtaken"
+    assert body["details"]["receipt_id"] == stub.one("task.completed")["receipt_id"]
+    assert (await gate.task(offer.task_id)).status == "canceled"
+
+
+async def test_a_heartbeat_goes_on_while_an_end_is_not_settled(gate: Gate, stub: Losing) -> None:
+    offer = await gate.leased()
+    stub.lost = "task.completed"
+    with refused("receipt_ledger_unavailable"):
+        await gate.as_worker().complete(**under(offer), artifacts=FILE)
+
+    assert (await gate.as_worker().renew_lease(**under(offer))).ok
+
+
+async def test_what_is_open_survives_an_outage_in_which_it_cannot_be_settled(gate: Gate, stub: Losing) -> None:
+    offer, asked = await gate.leased(), {"type": "demo", "payload": None, "idempotency_key": "k"}
+    await lose(stub, "task.completed", gate.as_worker().complete(**under(offer), artifacts=FILE))
+    await lose(stub, "task.assigned", gate.as_agent().create_task(**asked))
+    stub.answer = lambda receipt: (503, {}, "surely not stored")
+    for call in (gate.as_agent().cancel_task(task_id=offer.task_id), gate.as_agent().create_task(**asked)):
+        with refused("receipt_ledger_unavailable"):
+            await call
+    stub.answer = stub.store
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while gate.ledger.circuit == "open":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    made = await gate.as_agent().create_task(**asked)
+    await look_later(gate)
+
+    assert (await gate.task(offer.task_id)).status == "succeeded"
+    assert [receipt["task_id"] for receipt in stub.taken
+            if receipt["receipt_type"] == "task.assigned"][1:] == [made.task_id]
+    assert "task.canceled" not in stub.types()
+
+
+async def test_a_repeated_claim_whose_task_is_gone_withdraws_the_lease(gate: Gate, stub: Losing) -> None:
+    task_id = await gate.create()
+    await lose(stub, "task.accepted", gate.claim(claim_id="c"))
+    await gate.beside().as_agent().cancel_task(task_id=task_id)     # a process that does not know strict mode
+
+    assert await gate.claim(claim_id="c") is None
+
+    await stub.until(lambda: "lease.expired" in stub.types())
+    assert stub.one("lease.expired")["body"]["reason"] == "never_committed"
+
+
+async def test_what_another_process_is_about_to_commit_is_left_to_it(
+        gate: Gate, stub: Losing, strict: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    other, first, second = await strict(), await gate.create(), await gate.create()
+    for peer in (gate, other):
+        monkeypatch.setattr(peer.engine, "is_alone", lambda: False)
+    refusal, offers = list[str](), list[Any]()
+
+    async def meanwhile(receipt: dict[str, Any]) -> Answer:
+        if receipt["receipt_type"] == "task.accepted" and not offers:
+            offers.append(None)
+            offers[0] = await other.claim("w2")
+            with refused("database_unavailable") as caught:
+                await other.as_agent().cancel_task(task_id=first)
+            refusal.append(str(caught.value))
+        return FINE
+    stub.answer = meanwhile
+
+    offer = await gate.claim("w1")
+
+    assert offer is not None
+    assert (offer.task_id, offers[0].task_id) == (first, second)
+    assert "another process" in refusal[0]
+    await gate.as_worker("w1").complete(**under(offer), artifacts=FILE)
