@@ -25,7 +25,7 @@ import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -549,6 +549,7 @@ def first_digest() -> str:
     return digest(read_migration(migrations()[0]))
 
 
+@cache
 def read_migration(file: Path) -> str:
     """Return a migration with all its statements."""
     return add_tables(file.read_text(), SQLITE_DIALECT)
