@@ -26,7 +26,7 @@ from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import make_tables, replace_tables
 from asyncgate.parts.model.settings import Settings, list_settings, load_settings
-from tests.support.each import each
+from tests.support.each import Test, each
 from tests.support.pages import (
     PAGES,
     ROOT,
@@ -77,10 +77,12 @@ def test_the_page_of_receipts_says_who_states_each_type_to_whom_and_what_it_answ
         type == contract.type and parent.startswith(ANSWERED[contract.answers]) for type, _, _, parent in rows)] == []
 
 
-def each_block(*languages: str, mark: str | None = None) -> pytest.MarkDecorator:
-    """Run a test for each block of some languages, or for those under a mark."""
+def each_block(*languages: str, mark: str | None = None) -> Callable[[Test], Test]:
+    """Run a test for each block of some languages, or for those under a mark, which are run and so are items."""
     examples = blocks(*languages, mark=mark)
     assert examples
+    if mark is None:
+        return each("block", examples)
     return pytest.mark.parametrize("block", examples, ids=[block.place for block in examples])
 
 

@@ -25,6 +25,7 @@ from asyncgate.parts.model.errors import TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -386,7 +387,7 @@ async def test_a_path_that_is_none_is_404(served: Any, path: str) -> None:
         assert {name: answer.headers[name] for name in SAFETY} == SAFETY
 
 
-@pytest.mark.parametrize("path", sorted({path for _, _, path in WAYS}))
+@each("path", sorted({path for _, _, path in WAYS}))
 async def test_another_method_is_405_and_allow_names_all_that_are_served(served: Any, path: str) -> None:
     verbs = {verb for _, verb, way in WAYS if way == path}
     allow = sorted(verbs | ({"HEAD"} if "GET" in verbs else set()))

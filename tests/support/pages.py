@@ -25,6 +25,9 @@ class Block(NamedTuple):
     language: str
     text: str
 
+    def __repr__(self) -> str:
+        return self.place
+
     @property
     def place(self) -> str:
         """Return where the block begins, for the name of a test."""
