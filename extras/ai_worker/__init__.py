@@ -90,7 +90,7 @@ class Conversation:
 
     async def run(self) -> Done:
         """Run the conversation to its end."""
-        first = talk.make_opening(self.profile, self.offer, earlier=self._earlier())
+        first = talk.make_opening(self.profile, self.offer, self._earlier())
         if self.spent.steps:
             log.info("task %s: resuming after step %d", self.offer.get("task_id"), self.spent.steps)
         left = self.limits.seconds - self.spent.seconds

@@ -82,7 +82,7 @@ class Ending(Struct, forbid_unknown_fields=True):
 # Prompt.
 
 
-def make_opening(profile: Profile, offer: Offer, mark: str = "", earlier: str = "") -> list[ChatMessage]:
+def make_opening(profile: Profile, offer: Offer, earlier: str = "") -> list[ChatMessage]:
     """Return the first messages of a conversation: the profile's instructions, the owner's wishes, and the data.
 
     `earlier` is another holder's unsealed checkpoint; it is data.
@@ -96,7 +96,7 @@ def make_opening(profile: Profile, offer: Offer, mark: str = "", earlier: str = 
     data = {"task_type": str(offer.get("type", "")), "payload": payload,
             **({"payload_pointer": str(offer["payload_pointer"])} if offer.get("payload_pointer") else {}),
             **({"earlier_progress": earlier} if earlier else {})}
-    mark = mark or draw_mark([*wishes.values(), *data.values()])
+    mark = draw_mark([*wishes.values(), *data.values()])
     rules = RULES.format(mark=mark, ending=BY_TOOL if profile.finish_tool else BY_TEXT)
     system = [profile.instructions.strip(), rules, *(fence_text(name, text, mark) for name, text in wishes.items())]
     user = [*(fence_text(name, text, mark) for name, text in data.items()), "Do the task."]

@@ -108,9 +108,9 @@ def clean(text: str, most: int = MOST_SHOWN_LETTERS) -> str:
     return escape(spelled)
 
 
-def isolate(text: str, most: int = MOST_SHOWN_LETTERS) -> str:
+def isolate(text: str) -> str:
     """Return a text from outside as HTML whose direction does not change the text around it."""
-    return f"<bdi>{clean(text, most)}</bdi>"
+    return f"<bdi>{clean(text)}</bdi>"
 
 
 def show_page(title: str, *parts: str, status: int = 200, form_to: Iterable[str] = (),

@@ -147,16 +147,15 @@ def describe_registration(registration: Registration, client: stored_oauth.OAuth
 
 async def is_crowded(engine: Engine) -> bool:
     """Whether there is no room for one more client that nobody has used yet; makes room if it can."""
-    if len(await list_unused(engine, 0.0)) < MOST_UNUSED:
+    if await count_unused(engine) < MOST_UNUSED:
         return False
     await forget_clients(engine, CROWDED_SECONDS)
-    return len(await list_unused(engine, 0.0)) >= MOST_UNUSED
+    return await count_unused(engine) >= MOST_UNUSED
 
 
-async def list_unused(engine: Engine, seconds: float) -> list[str]:
-    """Return the registered clients that are so old, and that nobody has ever signed in with."""
-    return [client.client_id for client in await list_own(engine)
-            if client.last_used_at is None and client.created_at <= engine.backend.now() - seconds]
+async def count_unused(engine: Engine) -> int:
+    """Count the clients that came by themselves, and that nobody has ever signed in with."""
+    return sum(client.last_used_at is None for client in await list_own(engine))
 
 
 async def list_own(engine: Engine) -> list[stored_oauth.OAuthClient]:

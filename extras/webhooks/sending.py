@@ -172,9 +172,7 @@ class Courier(Rounds):
 
     async def _read_new(self, waiting: set[str]) -> list[stored_webhooks.WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
-        events = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
-        self.called |= len(events) == PAGE
-        self.page, now = [event.event_id for event in events], self.engine.backend.now()
+        events, now = await self._read_page(), self.engine.backend.now()
         # Order: behind the events.  What happens after an admin's change is wanted, or not, as the change says.
         if not await self._is_unchanged():
             return []
@@ -187,6 +185,12 @@ class Courier(Rounds):
                                                 of_tenant=None if event.tenant_id == self.tenant_id
                                                 else event.tenant_id)
                 for event in self.fresh.values()]
+
+    async def _read_page(self) -> list[Happened]:
+        events = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
+        self.called |= len(events) == PAGE
+        self.page = [event.event_id for event in events]
+        return events
 
     def _find_pause(self, left: Iterable[stored_webhooks.WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""

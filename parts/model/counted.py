@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain
-from operator import add
 from typing import Any, Protocol
 
 from msgspec import Raw, Struct
-from msgspec.structs import astuple
 
 from asyncgate.parts.model import stored
 from asyncgate.parts.model.content import needs_of
@@ -129,10 +127,3 @@ def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: in
     number, passed = divmod(int(now * 1000), PERIOD_SECONDS * 1000)
     return stored.Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
                         receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
-
-
-def add_meters(meter: stored.Meter | None, other: stored.Meter) -> stored.Meter:
-    """Return the sum of two meters with the same key."""
-    if meter is None:
-        return other
-    return stored.Meter(*astuple(other)[:2], *map(add, astuple(meter)[2:], astuple(other)[2:]))
