@@ -320,7 +320,7 @@ These fields are left out, because they prove who somebody is; the gate stores o
 
 {left_out}
 
-Logs, backups, metrics and a ledger outside of the gate are not part of it: ask whoever runs them.
+Logs, backups, metrics and a ledger outside of the gate are not part of it: ask those who run them.
 
 To check that nothing was changed: `asyncgate export verify FILE`, or compare the SHA-256 of each file with
 {manifest}.

@@ -54,9 +54,9 @@ def require_several(settings: Settings, number: int) -> None:
             f"metrics.port to {LAST_PORT + 1 - number} at most")
     limiting = settings.security.rate_limiting
     if limiting.enabled and limiting.storage == "memory":
-        log.warning("each process counts the rate limits by itself: set security.rate_limiting.storage to redis")
+        log.warning("each process counts rate limits separately: set security.rate_limiting.storage to redis")
     if settings.metrics.enabled and not settings.metrics.port:
-        log.warning("each process has metrics of its own, and a scrape of /metrics reaches any one of them: set "
+        log.warning("each process has its own metrics, and a scrape of /metrics reaches any one of them: set "
                     "metrics.port, and each process shows its own there or at one of the ports that follow")
 
 

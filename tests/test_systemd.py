@@ -140,7 +140,7 @@ def test_without_a_manager_nothing_is_sent_and_a_deaf_one_stops_nobody(
 
     Notifier({"NOTIFY_SOCKET": f"{folder}/gone"}).tell("READY=1")
 
-    assert "cannot be told READY=1" in caplog.text
+    assert "cannot be notified of READY=1" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")

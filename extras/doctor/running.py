@@ -60,7 +60,7 @@ async def check_sending(at: Installation) -> AsyncIterator[findings.Finding]:
         yield findings.all_well(f"receipts go to the ledger; {waits}")
     else:
         yield findings.warn(f"the circuit breaker of the ledger is {circuit}: {waits}",
-                            "see what is said of the ledger; the breaker closes by itself when the ledger answers")
+                            "see what is said of the ledger; the breaker closes when the ledger answers")
 
 
 async def check_shared_limits(at: Installation) -> AsyncIterator[findings.Finding]:
@@ -90,7 +90,7 @@ async def check_service(at: Installation) -> AsyncIterator[findings.Finding]:
                             "`asyncgate resume-gate` takes new callers again; or stop it when nothing is left")
     if ready.database and not ready.joined:
         yield findings.alarm("this gate has lost its lock in the database: others take its tasks over",
-                             "see `no locks` in its log; it tries again by itself, else restart it")
+                             "see `no locks` in its log; it retries automatically; if it does not, restart it")
     if ready.ready:
         yield findings.all_well("this gate takes new callers")
 

@@ -79,7 +79,7 @@ RULES = [
          "lease_sweep_interval_seconds is long: the tasks of a gate that died wait for three times as long",
          "set lease_sweep_interval_seconds to 10"),
     Rule(lambda s: s.escalation.enabled and not s.escalation.targets, findings.warn,
-         "escalation.enabled is on, and nobody is told", "name somebody in escalation.targets"),
+         "escalation.enabled is on, and escalations have no recipient", "name somebody in escalation.targets"),
     Rule(lambda s: not s.security.audit_logging.enabled, findings.warn,
          "the audit log is off: nobody can tell later who used which credential",
          "set security.audit_logging.enabled=true"),
@@ -147,7 +147,7 @@ def find_weak_tokens(settings: settings.Settings) -> Iterator[findings.Finding]:
     if settings.receipt_mode != "standalone" and settings.ledger.auth_token and is_weak(settings.ledger.auth_token):
         yield findings.warn(
             "ledger.auth_token is easy to guess: a placeholder, fewer than 16 characters, or a text repeated",
-            "give the gate a key of its own there: `asyncgate issue-key --url LEDGER`")
+            "give the gate its own key there: `asyncgate issue-key --url LEDGER`")
 
 
 def is_weak(token: str) -> bool:

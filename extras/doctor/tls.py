@@ -33,7 +33,7 @@ def check_certificates(at: Installation) -> Iterator[findings.Finding]:
             first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         except (OSError, ValueError) as error:      # ssl.SSLError is an OSError
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            yield findings.alarm(f"{tls.certificate_path}, or its private key, is no good: {why}",
+            yield findings.alarm(f"{tls.certificate_path}, or its private key, cannot be used: {why}",
                                  "set security.tls.certificate_path and private_key_path to a certificate and its own "
                                  "key")
         else:

@@ -67,7 +67,7 @@ def make_providers(settings: Settings, issuer: str) -> dict[str, Provider]:
     for at, provider in enumerate(settings.security.oauth.providers, 1):
         where = f"security.oauth.providers: number {at}"
         if not provider.name or not provider.client_id or provider.name in providers:
-            raise errors.StartupError(f"{where} needs a client_id and a name of its own")
+            raise errors.StartupError(f"{where} needs a client_id and a unique name")
         if provider.kind == "oidc" and not provider.discovery_url:
             raise errors.StartupError(
                 f"{where}, {provider.name}, needs discovery_url, such as https://id.example.com{DISCOVERY}")

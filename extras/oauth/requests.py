@@ -113,7 +113,7 @@ def find_refusal(query: dict[str, str]) -> tuple[str, str] | None:
     """Return the error of the first parameter that is missing or not supported, and its description."""
     for name, code in OWN_ERRORS.items():
         if name in query:
-            return code, f"{name} is not supported; send each parameter by itself"
+            return code, f"{name} is not supported; send each parameter separately"
     if not (kind := query.get("response_type")):
         return "invalid_request", "response_type is missing; it must be code"
     if kind != "code":

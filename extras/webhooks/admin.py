@@ -328,7 +328,7 @@ def check_all_tenants(engine: Engine, caller: Caller, tenant_id: str, types: fro
         raise errors.InvalidRequest("all_tenants: such an endpoint belongs to the default tenant; leave tenant out")
     if types != {events.USAGE}:
         raise errors.InvalidRequest(
-            f"all_tenants: an endpoint for all tenants is told of usage alone; say types: {events.USAGE}")
+            f"all_tenants: an endpoint for all tenants receives usage events only; set types: {events.USAGE}")
 
 
 async def find_beginning(engine: Engine, tenant_id: str, types: frozenset[str], everybody: bool) -> str:

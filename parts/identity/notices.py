@@ -103,6 +103,6 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | No
             await engine.change(tenant_id, lambda work: tell_admins(engine, work, whom, kind, once, **details),
                                 stated=stated)
     except errors.GateError:
-        log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)
+        log.exception("the admins of tenant %s could not be notified of %s", tenant_id, kind)
         return False
     return True

@@ -122,7 +122,7 @@ class LedgerSettings(Group, frozen=True):
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
     auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
-    worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
+    worker_tokens: Annotated[bool, says("Whether each worker gets its own short-lived key at the ledger")] = True
     tenant_id: Annotated[str, says("Tenant under which the ledger files the gate's receipts")] = ""
     timeout_ms: Annotated[Natural, says(
         "Longest wait for the ledger's answer, in milliseconds; 0 means 500, or 10000 for a ReceiptGate")] = 0
@@ -220,7 +220,7 @@ class OAuth(Group, frozen=True):
     dynamic_registration: Annotated[bool, says("Whether clients may register themselves (RFC 7591)")] = False
     session_retention_days: Annotated[Days, says("Days that ended sessions and used sign-in links are kept")] = 7
     client_retention_days: Annotated[Days, says(
-        "Days that a client is kept that came by itself and that nobody has signed in with")] = 7
+        "Days to keep a client that registered itself and that nobody has signed in with")] = 7
     refresh_grace_seconds: Annotated[float, span(0, 300, "a number"), says(
         "Seconds a used refresh token still returns its successor; 0 is never")] = 30.0
 
@@ -365,7 +365,7 @@ class EscalationSettings(Group, frozen=True):
     """Who is told when a worker is lost, or the last attempt has failed."""
 
     enabled: Annotated[bool, says("Whether lost leases and spent attempts are escalated")] = False
-    targets: Annotated[tuple[EscalationTarget, ...], says("Who is told, as {class, to_kind, to_id}")] = ()
+    targets: Annotated[tuple[EscalationTarget, ...], says("Who receives escalations, as {class, to_kind, to_id}")] = ()
     lease_expiry_class: Annotated[Class, says("Class of a lost lease; payload.escalation_class comes first")] = 1
     attempts_spent_class: Annotated[Class, says("Class of spent attempts; payload.escalation_class comes first")] = 1
 
@@ -496,7 +496,7 @@ NOT_SETTINGS = {  # for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
 NO_EFFECT = {  # variables of the family's deployments that no gate needs; each is told of in one line
-    "ASYNCGATE_METAGATE_ENDPOINT": "a gate registers nowhere: whoever needs it is given its URL",
+    "ASYNCGATE_METAGATE_ENDPOINT": "a gate does not register anywhere: give its URL to those who need it",
     "ASYNCGATE_METAGATE_API_KEY": "a gate calls no MetaGate, so it needs no key for one",
     "ASYNCGATE_METAGATE_COMPONENT_KEY": "a gate calls no MetaGate",
     "ASYNCGATE_METAGATE_BOOTSTRAP_TIMEOUT_SECONDS": "a gate calls no MetaGate",

@@ -30,8 +30,8 @@ RevocationKind = Literal["token", "session", "client", "user", "principal", "con
 
 
 @stored("oauth_clients", "clients that may ask people for access",
-        "until an admin removes it; one that came by itself `security.oauth.client_retention_days` if nobody signs in "
-        "with it, and 100 days after the last sign-in",
+        "until an admin removes it; one that registered itself, `security.oauth.client_retention_days` if nobody signs "
+        "in with it, and 100 days after the last sign-in",
         "that admin, or upkeep, hourly", of_operator=True, rowid=True)
 class OAuthClient(Struct, frozen=True):
     """A client that may ask people for access."""

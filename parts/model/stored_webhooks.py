@@ -1,4 +1,4 @@
-"""The rows of webhooks: where a tenant is told of its events, and what became of each delivery."""
+"""The rows of webhooks: where the events of a tenant are sent, and what became of each delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncgate.parts.model import wire_webhooks
 from asyncgate.parts.model.cards import HOURLY, OF_TENANT, Actor, Content, Form, IdText, Json, Plain, Proof, stored
 
 
-@stored("webhooks", "where a tenant is told of its events", "until an admin removes it", "that admin", rowid=True)
+@stored("webhooks", "where the events of a tenant are sent", "until an admin removes it", "that admin", rowid=True)
 class Webhook(Struct, frozen=True):
     """An endpoint of a tenant, and how far its events are delivered."""
 

@@ -812,7 +812,7 @@ class Ok(Struct, omit_defaults=True):
     receipt_id: str | None = None
     obligation: Annotated[Owed | None, says("after a success: open until the location of the result is known")] = None
     next: Annotated[str | None, says("the call that discharges an open obligation")] = None
-    result_differs: Annotated[bool, says("a repeated complete told another result; the first one stands")] = False
+    result_differs: Annotated[bool, says("the repeated call carried a different result; the first one stands")] = False
 
 
 class Released(Struct, omit_defaults=True):
@@ -822,7 +822,7 @@ class Released(Struct, omit_defaults=True):
     status: Status
     requeued: bool | None = None
     next_eligible_at: datetime | None = None
-    error_differs: Annotated[bool, says("a repeated fail told another error; the first one stands")] = False
+    error_differs: Annotated[bool, says("the repeated call carried a different error; the first one stands")] = False
 
 
 class LeaseRecord(Struct):

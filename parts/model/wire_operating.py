@@ -265,8 +265,8 @@ class PauseWork(WorkTarget, kw_only=True):
 
     example = ({"type": "page.summarize", "until": examples.FAR, "reason": "the model is down"}, examples.PAUSED)
     next_step = "drain_work waits until no lease is left; resume_work ends the pause."
-    until: Annotated[wire.Moment | None, wire.says("when it ends by itself; default: with resume_work")] = None
-    reason: Annotated[Reason | None, wire.says("why; claims are told it, and it is audited")] = None
+    until: Annotated[wire.Moment | None, wire.says("when the pause ends; default: when resume_work is called")] = None
+    reason: Annotated[Reason | None, wire.says("why; audited, and shown to workers that claim")] = None
 
 
 class DrainWork(PauseWork, kw_only=True):
@@ -349,7 +349,7 @@ class PreviewBulk(wire.Ask, kw_only=True):
         "cancel: end them; release: offer those on hold again; prioritize: set priority; rerun: run ended ones again, "
         "but none that was run again before")]
     priority: Annotated[wire.Integer | None, wire.says("with prioritize: the new priority")] = None
-    reason: Annotated[Reason | None, wire.says("why; audited, and told to the owner of a canceled task")] = None
+    reason: Annotated[Reason | None, wire.says("why; audited, and sent to the owner of a canceled task")] = None
     status: Annotated[wire.Status | None, wire.says("only tasks in this status")] = None
     type: Annotated[wire.Name | None, wire.says("only tasks of this type")] = None
     created_by: Annotated[wire.Name | None, wire.says("id of the creator")] = None

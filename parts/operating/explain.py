@@ -399,7 +399,7 @@ def explain_waiting(at: Facts) -> wire_workers.Cause | None:
     return make_cause(at, "ledger_waiting",
                       f"{words.say_count(len(waiting), 'receipt')} of it {been} for {for_long}{last_answer}.",
                       tell_unsent(waiting),
-                      ("get_task_history", "see the receipts; the gate sends them by itself"))
+                      ("get_task_history", "see the receipts; the gate sends them automatically"))
 
 
 def tell_unsent(rows: list[stored.Outgoing]) -> wire_workers.Evidence:

@@ -35,7 +35,7 @@ class Notifier:
                 sock.setblocking(False)     # its queue may be full, and the event loop must go on
                 sock.sendto("\n".join(lines).encode(), self.address)
         except OSError as error:
-            log.warning("the service manager cannot be told %s: %s", lines[0], error, extra=OFTEN)
+            log.warning("the service manager cannot be notified of %s: %s", lines[0], error, extra=OFTEN)
 
     def begin(self, status: str) -> None:
         """Tell that the process serves, and from now on that its event loop turns; call it in that loop."""

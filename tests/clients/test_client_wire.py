@@ -522,8 +522,8 @@ def test_a_client_from_before_a_fork_says_so(served: SyncTestGate) -> None:
                 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             try:
                 gate.health()
-            except RuntimeError as no:
-                os._exit(0 if "forked" in str(no) else 1)
+            except RuntimeError as refusal:
+                os._exit(0 if "forked" in str(refusal) else 1)
         '''
     subprocess.run([sys.executable, "-c", script, served.url, TOKEN], timeout=PATIENCE_SECONDS, check=True)
 

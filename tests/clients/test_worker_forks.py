@@ -132,8 +132,8 @@ def test_a_child_that_outlives_its_killed_worker_does_not_keep_its_place(gate: H
     def use():
         try:
             gate.health()
-        except RuntimeError as no:
-            assert "before this process was forked" in str(no), no
+        except RuntimeError as refusal:
+            assert "before this process was forked" in str(refusal), refusal
         with gate:
             gate.health()
     with gate:
@@ -145,8 +145,8 @@ def test_a_child_that_outlives_its_killed_worker_does_not_keep_its_place(gate: H
     async def use():
         try:
             await gate.health()
-        except RuntimeError as no:
-            assert "before this process was forked" in str(no), no
+        except RuntimeError as refusal:
+            assert "before this process was forked" in str(refusal), refusal
         async with gate:
             await gate.health()
     async def main():

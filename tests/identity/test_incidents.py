@@ -213,4 +213,4 @@ async def test_admins_who_cannot_be_told_during_an_outage_are_a_line_in_the_log(
     await write_notice(house.guard.engine, OTHER, "unusual_address")
 
     [message] = [record.getMessage() for record in caplog.records if record.name == "asyncgate"]
-    assert message == f"the admins of tenant {OTHER} could not be told of unusual_address"
+    assert message == f"the admins of tenant {OTHER} could not be notified of unusual_address"

@@ -626,7 +626,7 @@ def find_fault(body: bytes, message: JsonRpcMessage | None) -> str | None:
     """
     if message is None:
         batch = body.lstrip()[:1] == b"["
-        return "send each message in a request of its own; batches are not accepted" if batch else None
+        return "send each message in a separate request; batches are not accepted" if batch else None
     members = message.members
     if decode_or_none(_text, members.get("jsonrpc", NULL)) != "2.0":
         return "jsonrpc must be \"2.0\""

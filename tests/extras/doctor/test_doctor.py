@@ -273,7 +273,7 @@ def a_certificate_that_expires_next_week(bench: Bench) -> list[str]:
     return [f"security.tls.certificate_path={certificate(bench, 7)}"]
 
 
-@fault("tls", "error", "is no good: ", "a certificate and its own key")
+@fault("tls", "error", "cannot be used: ", "a certificate and its own key")
 def a_certificate_with_the_key_of_another(bench: Bench) -> list[str]:
     return [f"security.tls.certificate_path={certificate(bench, 60)}",
             f"security.tls.private_key_path={certificate(bench, 61)}"]

@@ -113,7 +113,7 @@ async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
         [finding] = [finding for finding in await found_in(served) if finding.check == "sending"]
 
     assert (finding.severity, "circuit breaker of the ledger is open" in finding.seen) == ("warning", True)
-    assert "closes by itself" in finding.cure
+    assert "the breaker closes" in finding.cure
 
 
 async def test_a_lost_store_of_the_limits_is_found(serve: Serve) -> None:

@@ -475,8 +475,8 @@ async def test_a_disabled_person_does_not_come_in_by_another_way(scene: Scene) -
     ({"admit": [{"role": "admin"}]}, "names nobody"), ({"admit": [{"provider": "x"}]}, "provider 'x'"),
     ({"admit": [{"email": "a@b", "scopes": ["all"]}]}, "no scope all"),
     ({"providers": [{"name": "id", "client_id": "a"}]}, "needs discovery_url"),
-    ({"providers": [{"name": "", "client_id": "a", "kind": "github"}]}, "a name of its own"),
-    ({"providers": [{"name": "a", "client_id": "a", "kind": "github"}] * 2}, "a name of its own")])
+    ({"providers": [{"name": "", "client_id": "a", "kind": "github"}]}, "a unique name"),
+    ({"providers": [{"name": "a", "client_id": "a", "kind": "github"}] * 2}, "a unique name")])
 def test_contradictory_settings_stop_the_start(signing_key_path: Any, oauth: dict[str, Any], why: str) -> None:
     tree = {"public_url": PUBLIC_URL, "security": {
         "jwt": {"private_key_path": str(signing_key_path)}, "oauth": {"enabled": True, **oauth}}}
