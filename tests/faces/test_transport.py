@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -392,38 +393,37 @@ def test_headers_of_30_kb_and_a_large_body_are_served(client: Client) -> None:
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nhOST: a\r\n\r\n",
-        b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
-        b"GET / HTTP/1.1\r\nAccept: */*\r\n\r\n",
-        CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello",
-        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nhello",
-        b"POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip\r\n\r\nhello",
-        CHUNKED + b"\r\nnot-a-size\r\n",
-        CHUNKED + b"\r\n5\r\nhello\r\n0\r\nX-Trailer: " + b"a" * 400_000,
-        b"GET / HTTP/1.1\nHost: a\n\n",
-        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
-        b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET http://a:81/ HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET http://a@b/ HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET http://b?a HTTP/1.0\r\nHost: a\r\n\r\n",
-        b"GET http://b/ HTTP/1.0\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"\r\n" * 100_000,
-    ],
-    ids=lambda value: repr(value[:70]),
-)
-def test_an_ambiguous_or_malformed_request_is_answered_400(client: Client, request_bytes: bytes) -> None:
-    assert refusal(client.say(request_bytes))[0] == 400
+MALFORMED = {repr(said[:70]): said for said in (
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nhOST: a\r\n\r\n",
+    b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nAccept: */*\r\n\r\n",
+    CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+    CHUNKED + b"\r\nnot-a-size\r\n",
+    CHUNKED + b"\r\n5\r\nhello\r\n0\r\nX-Trailer: " + b"a" * 400_000,
+    b"GET / HTTP/1.1\nHost: a\n\n",
+    b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
+    b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET http://a:81/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET http://a@b/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET http://b?a HTTP/1.0\r\nHost: a\r\n\r\n",
+    b"GET http://b/ HTTP/1.0\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"\r\n" * 100_000,
+)}
+
+
+@each("name", MALFORMED)
+def test_an_ambiguous_or_malformed_request_is_answered_400(server: Server, name: str) -> None:
+    assert refusal(Client(server).say(MALFORMED[name]))[0] == 400
 
 
 @pytest.mark.parametrize("target", [b"http://a/same", b"http://A/same", b"HTTP://a/same", b"https://a/same?x=1"])
