@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.each import each
+from tests.support.forks import FORKED
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +235,7 @@ Start = Callable[..., Server]
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Start]:
     script = tmp_path / "served.py"
-    script.write_text(APP)
+    script.write_text(FORKED + APP)
     servers: list[Server] = []
 
     def launch(**options: Any) -> Server:

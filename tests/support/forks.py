@@ -3,9 +3,9 @@
 It has served a gate of its own, too: the first session of MCP builds what the models of the SDK are checked with, and
 takes a second, more than all else that a program of a test does.
 
-It takes the command `asyncgate` alone, and only where nothing could tell: with another environment of the interpreter,
-another checkout in its folder, a terminal or more than three streams it starts as everywhere.  Its parent is the test
-process.
+It takes the command `asyncgate` and scripts that begin with FORKED, and only where nothing could tell: with another
+environment of the interpreter, another checkout in its folder, a terminal or more than three streams it starts as
+everywhere.  Its parent is the test process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import gc
 import inspect
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -37,6 +38,7 @@ PLAIN = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False,
          "umask": -1, "close_fds": True, "restore_signals": True}
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_", "OTEL_", "TZ")
 MODULE = ["-m", "asyncgate"]
+FORKED = "# may run in a fork of a process that has imported asyncgate\n"
 CODES = ("from asyncgate import main; main()", "import sys; from asyncgate import main; sys.exit(main())")
 PR_SET_CHILD_SUBREAPER = 36
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -109,7 +111,7 @@ class ForkingPopen(subprocess.Popen):       # type: ignore[type-arg]
         ends = [at if at != -1 else number for number, at in enumerate(asked[name] for name in ENDS)]
         command = [str(part) for part in asked["args"]] if isinstance(asked["args"], list | tuple) else []
         cwd = Path(asked["cwd"] or ".").absolute()
-        if (not is_asyncgate(command) or not is_plain_folder(cwd) or any(os.isatty(end) for end in ends)
+        if (not is_forkable(command) or not is_plain_folder(cwd) or any(os.isatty(end) for end in ends)
                 or any(asked[name] != value for name, value in PLAIN.items()) or asked["process_group"] not in (-1, 0)
                 or "COVERAGE_PROCESS_CONFIG" in environment):
             return None
@@ -130,10 +132,16 @@ STREAMS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ENDS = ("p2cread", "c2pwrite", "errwrite")      # the program's
 
 
-def is_asyncgate(command: list[str]) -> bool:
-    """Whether this is the command `asyncgate`, run by the interpreter of the tests."""
-    return command[:1] == [sys.executable] and (
-        command[1:3] == MODULE or (command[1:2] == ["-c"] and "; ".join(command[2].strip().splitlines()) in CODES))
+def is_forkable(command: list[str]) -> bool:
+    """Whether this is the command `asyncgate`, or a script that may be forked, run by the interpreter of the tests."""
+    return command[:1] == [sys.executable] and (command[1:3] == MODULE or is_script(command) or (
+        command[1:2] == ["-c"] and "; ".join(command[2].strip().splitlines()) in CODES))
+
+
+def is_script(command: list[str]) -> bool:
+    """Whether this is a script that may be forked."""
+    path = Path(*command[1:2])
+    return path.suffix == ".py" and path.is_absolute() and path.is_file() and path.read_text().startswith(FORKED)
 
 
 def is_plain_folder(folder: Path) -> bool:
@@ -145,7 +153,7 @@ def is_plain_folder(folder: Path) -> bool:
 def read_at_start(environment: Any) -> dict[str, str]:
     """Return the variables that an interpreter reads when it starts, but for a path that leads here."""
     return {name: value for name, value in environment.items()
-            if str(name).startswith(READ_AT_START) and (name, value) != ("PYTHONPATH", str(ROOT))}
+            if str(name).startswith(READ_AT_START) and (name != "PYTHONPATH" or value not in ("", str(ROOT)))}
 
 
 def run_nursery(number: int) -> str:
@@ -180,11 +188,11 @@ def run_nursery(number: int) -> str:
 
 
 def run_program() -> None:
-    """Run the command and end as an interpreter does, but do not take apart what was imported: that costs a start."""
+    """Run a program and end as an interpreter does, but do not take apart what was imported: that costs a start."""
     from asyncgate.commands.main import main
     status: Any = None
     try:
-        main()
+        runpy.run_path(sys.argv[0], run_name="__main__") if is_script(sys.orig_argv) else main()
     except SystemExit as end:
         status = end.code
     threading._shutdown()       # type: ignore[attr-defined]
@@ -241,5 +249,7 @@ def become(streams: list[int], command: list[str], environment: dict[str, str], 
     if command[1:3] == MODULE:
         main: Any = sys.modules["__main__"]
         main.__package__, sys.argv[0] = "", str(ROOT / "asyncgate.py")      # its usage calls it by these
+    elif is_script(command):
+        sys.argv[:], sys.path[0] = command[1:], str(Path(command[1]).parent)
     if environment.get("PYTHONPATH") == str(ROOT):
         sys.path.insert(1, str(ROOT))

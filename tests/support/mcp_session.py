@@ -1,3 +1,4 @@
+# may run in a fork of a process that has imported asyncgate
 """A session of the official Python SDK, told by standard input: mcp_session.py URL TOKEN MODE.
 
 Each line is a tool call, or "connect"; each is answered with a line: the result, or the error and what it carries.
