@@ -8,6 +8,7 @@ and a test says when a changed table needs it again.
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -20,28 +21,13 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.parts.model import (
-    findings,
-    wire,
-    wire_admin,
-    wire_erasure,
-    wire_oauth,
-    wire_operating,
-    wire_receipts,
-    wire_usage,
-    wire_webhooks,
-    wire_workers,
-)
+from asyncgate.parts.model import wire
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating, wire_receipts, wire_usage,
-           wire_webhooks, wire_workers)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")
 SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # `submit` has its own names for these
-CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
-           if get_origin(choice) is Literal}
 PLAIN = {Raw: "Any", Any: "Any", datetime: "datetime", str: "str", int: "int", float: "float", bool: "bool",
          NoneType: "None", UnsetType: "None"}      # an optional argument defaults to None
 HEAD = '''\
@@ -122,6 +108,13 @@ def sort_structs(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
     for kind in kinds:
         structs |= dict.fromkeys([*sort_structs(part for part in list_field_types(kind) if is_struct(part)), kind])
     return list(structs)
+
+
+# Those that have the words of the operations, of extras among them.
+MODULES = [sys.modules[name] for name in sorted({
+    kind.__module__ for kind in sort_structs(kind for op in OPERATIONS.values() for kind in (op.takes, op.gives))})]
+CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
+           if get_origin(choice) is Literal}
 
 
 def holds_json(kind: type[Struct]) -> bool:

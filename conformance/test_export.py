@@ -15,13 +15,14 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Needs, Work
 from asyncgate.conformance import harness
-from asyncgate.parts.model import queries, stored, stored_oauth, wire_privacy
+from asyncgate.parts.model import queries, stored, stored_oauth
 from asyncgate.parts.model.cards import CARDS, Form, list_columns
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import ArchiveSettings
 
 pytest.importorskip("asyncgate.extras.privacy", reason="what it tries is an extra, and none is installed")
+from asyncgate.extras.privacy import wire_privacy
 from asyncgate.extras.privacy.export import PAGE_BYTES
 from asyncgate.extras.privacy.rows import TABLE_OF_KIND, list_proofs
 from asyncgate.extras.privacy.subjects import may_name

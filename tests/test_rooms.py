@@ -47,6 +47,8 @@ EXTRAS = {
 KNOWS |= EXTRAS
 # The one command that does more where an extra is installed, and says so where it is not.
 MORE_WITH_AN_EXTRA = {("asyncgate.commands.cli", "asyncgate.extras.ai_worker.command")}
+# What a client says and hears: made of the whole table of operations, so it names the words of extras, too.
+OF_EVERY_OPERATION = "asyncgate.clients.operations"
 # The contract of a database is named by whoever is given one; a type costs no import.
 CONTRACT = "asyncgate.backends"
 # A user's tests get a gate in their own process: that one client opens what it talks to.
@@ -128,7 +130,7 @@ def allowed(module: str, name: str) -> bool:
     here, there = room(module), room(name)
     if (module, name) in MORE_WITH_AN_EXTRA:
         return True
-    if here == "conformance" and there in EXTRAS:
+    if there in EXTRAS and (here == "conformance" or module == OF_EVERY_OPERATION):
         return True
     return here == there or there in KNOWS[here] or module == OPENS_A_GATE or (
         module == "asyncgate" and there in PUBLIC) or (there == "bench" and module.startswith(RUNS_THE_BENCH))

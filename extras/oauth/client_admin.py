@@ -14,13 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation, Work, forbid
+from asyncgate.extras.oauth import wire_oauth
 from asyncgate.extras.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes, encode_names
 from asyncgate.parts.identity.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.session_rows import find_grants
-from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire
 from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 

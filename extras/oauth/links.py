@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Operation, Work
+from asyncgate.extras.oauth import wire_oauth
 from asyncgate.extras.oauth.user_rows import check_rights, id_of_principal
 from asyncgate.parts.identity.admin import audit_change, take_room, tenant_to_issue_for
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.keys_stored import encode_names
-from asyncgate.parts.model import errors, stored_oauth, wire_oauth
+from asyncgate.parts.model import errors, stored_oauth
 from asyncgate.parts.model.views import to_utc
 
 if TYPE_CHECKING:

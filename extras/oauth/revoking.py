@@ -12,12 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Extension, Operation, Work, forbid
+from asyncgate.extras.oauth import wire_oauth
 from asyncgate.parts.identity import revocations
 from asyncgate.parts.identity.admin import audit_change, target_tenant
 from asyncgate.parts.identity.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
-from asyncgate.parts.model import errors, wire_oauth
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.views import to_utc
 
 

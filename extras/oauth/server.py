@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 
 from asyncgate import Engine
-from asyncgate.extras.oauth import wire
+from asyncgate.extras.oauth import wire, wire_oauth
 from asyncgate.extras.oauth.assertions import Assertions
 from asyncgate.extras.oauth.documents import Documents
 from asyncgate.extras.oauth.revoking import PublishedKeys
@@ -18,7 +18,7 @@ from asyncgate.parts.identity.audit import Auditor, visit
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.jwt import AccessTokens, Issuer
 from asyncgate.parts.identity.signing import SigningKeys
-from asyncgate.parts.model import connection, errors, wire_oauth
+from asyncgate.parts.model import connection, errors
 from asyncgate.parts.model.challenges import MOUNTS
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import OAuth, Settings

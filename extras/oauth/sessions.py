@@ -13,11 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Operation, Work, forbid
+from asyncgate.extras.oauth import wire_oauth
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.revocations import end_console_sessions, revoke
 from asyncgate.parts.identity.session_rows import end_grants, find_grants, is_about_self, last_token_ends
-from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire
 from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.console import CONSOLE_CLIENT
 from asyncgate.parts.model.views import to_utc, to_utc_or_none

@@ -12,13 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Operation, Work, forbid
-from asyncgate.extras.oauth import user_rows
+from asyncgate.extras.oauth import user_rows, wire_oauth
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.session_rows import end_grant, find_grants
-from asyncgate.parts.model import errors, queries, stored_oauth, wire, wire_oauth
+from asyncgate.parts.model import errors, queries, stored_oauth, wire
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 
 

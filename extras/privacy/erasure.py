@@ -16,12 +16,12 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Caller, Engine, Operation, Work, forbid, its_key, receipt_key
-from asyncgate.extras.privacy import erasing
+from asyncgate.extras.privacy import erasing, wire_erasure
 from asyncgate.extras.privacy.rules import judge
 from asyncgate.extras.privacy.whom import OURS
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.notices import mark_once, read_rows, tell_admins
-from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire, wire_erasure
+from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.ids import mark_of

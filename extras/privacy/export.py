@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Operation, Work, forbid
+from asyncgate.extras.privacy import wire_privacy
 from asyncgate.extras.privacy.rows import TABLE_OF_KIND, encode_row, has_open_keys, list_proofs
 from asyncgate.extras.privacy.subjects import Subject, may_name
 from asyncgate.parts.identity.admin import audit_change, change_record, target_tenant
 from asyncgate.parts.identity.notices import read_rows
-from asyncgate.parts.model import errors, queries, stored, wire, wire_privacy
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.naming import make_filter

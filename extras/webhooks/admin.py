@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from asyncgate import RECEIPT_TYPES, Caller, Engine, Needs, Operation, Work, forbid
 from asyncgate.extras.webhooks import Webhooks as Sender
-from asyncgate.extras.webhooks import events
+from asyncgate.extras.webhooks import events, wire_webhooks
 from asyncgate.extras.webhooks.sources import find_position
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.notices import read_rows
-from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire, wire_webhooks
+from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.walking import walk

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model import wire_webhooks
 from asyncgate.parts.model.cards import HOURLY, OF_TENANT, Actor, Content, Form, IdText, Json, Plain, Proof, stored
+
+WebhookState = Literal["active", "disabled", "parked", "removing"]
+DeliveryState = Literal["waiting", "delivered", "parked"]
 
 
 @stored("webhooks", "where the events of a tenant are sent", "until an admin removes it", "that admin", rowid=True)
@@ -23,7 +25,7 @@ class Webhook(Struct, frozen=True):
     previous_id: Proof[str | None]      # the same for the signing secret before, which signs too
     previous_until: float | None        # until then
     position: IdText                    # the last receipt up to which each one is delivered, or has a delivery row
-    state: wire_webhooks.WebhookState   # parked: it failed for days; removing: being deleted
+    state: WebhookState   # parked: it failed for days; removing: being deleted
     reason: Content[str | None]         # why it is not active, or why it fails
     created_at: float                   # when
     created_by: Actor[str]              # by which principal
@@ -51,7 +53,7 @@ class WebhookDelivery(Struct, frozen=True):
     delivery_id: IdText                 # the id of the event, the webhook-id header of each attempt
     type: Plain[str]                    # of the event
     task_id: IdText                     # events of one task are delivered in order; empty: it has none
-    state: Annotated[wire_webhooks.DeliveryState, Form.ID]  # parked: given up until somebody replays it
+    state: Annotated[DeliveryState, Form.ID]  # parked: given up until somebody replays it
     tries: int                          # attempts
     first_at: float                     # when it was first due
     last_at: float | None               # the last attempt

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model import errors, examples, wire, wire_admin
+from asyncgate.parts.model import errors, examples, stored_webhooks, wire, wire_admin
 
-WebhookState = Literal["active", "disabled", "parked", "removing"]
-DeliveryState = Literal["waiting", "delivered", "parked"]
+WebhookState = stored_webhooks.WebhookState
+DeliveryState = stored_webhooks.DeliveryState
 EndpointUrl = Annotated[str, Meta(min_length=1, max_length=2000),
                         wire.says("https, without a user and without a fragment")]
 EventTypes = Annotated[frozenset[wire.Name], Meta(max_length=50), wire.says(
