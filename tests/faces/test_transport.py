@@ -394,7 +394,7 @@ def test_headers_of_30_kb_and_a_large_body_are_served(client: Client) -> None:
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 
 
-MALFORMED = {repr(said[:70]): said for said in (
+MALFORMED = {repr(line[:70]): line for line in (
     b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\r\nhOST: a\r\n\r\n",
     b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
