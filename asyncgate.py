@@ -57,7 +57,6 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import accumulate, islice, takewhile
@@ -88,7 +87,8 @@ from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
-from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
+from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck, jitter
+from asyncgate.parts.model.parking import describe_park, find_park_end, GIVEN_BACK, why_parked_out
 from asyncgate.parts.model.resuming import (
     add_loss, is_new_process, is_resumption, MOST_RESUMED, name_process, would_hold)
 from asyncgate.parts.model.pausing import find_pauses
@@ -100,7 +100,8 @@ from asyncgate.parts.model.stored import (
     ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
     Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
-    decode_terms, measure_task, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
+    decode_terms, describe_steps, measure_task, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc,
+    to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
@@ -108,7 +109,7 @@ from asyncgate.parts.model.wire import (
     Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
     Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
     ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
-from asyncgate.parts.model.clock import elapsed
+from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -254,9 +255,7 @@ RECEIPT_TYPES = tuple(sorted({contract.type for contract in (
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write", "metrics:read"})
-LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
-CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
@@ -314,34 +313,6 @@ def fences_skipped(event: Event) -> int:
 def backoff(base: int, attempt: int, limit: int) -> float:
     """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
     return float(min(base * 2 ** min(attempt - 1, 64), limit))
-
-
-def instant(moment: datetime | None) -> float | None:
-    """Convert a time to the stored form; it must lie between 1970 and 9999, or it could not be shown."""
-    if moment is None:
-        return None
-    if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
-        raise InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999-12-31T00:00:00Z")
-    return stored
-
-
-def jitter(lease_id: str, spread: float, crowd: int) -> float:
-    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
-
-    Derived from the lease's id, so that rules stay pure.
-    """
-    share = min((crowd - 1) / (CROWD - 1), 1.0)
-    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
-
-
-def prolong_lease(lease: Lease, silent_since: float, now: float, grace: float) -> float:
-    """Return a lease's new end after no gate served for a while: the time it had left then, and `grace`, from now.
-
-    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
-    If the clock went back meanwhile, that is sooner than its old end.
-    """
-    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
-    return max(lease.expires_at if silent_since <= now else 0.0, now + left + grace)
 
 
 LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
@@ -579,11 +550,20 @@ class Work:
             if lease.task_id not in (tasks := self.repeats.get(key, ())):
                 self._set(self.repeats, key, (*tasks, lease.task_id))
 
-    def set_progress(self, task: Task, progress: str) -> Progress:
-        """Store the progress of a leased task."""
-        old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
-        new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
-        self._change(self.progress, self.progressed, task.task_id, new)
+    def set_progress(self, task: Task, **changes: Any) -> Progress:
+        """Change what a leased task keeps for its next worker."""
+        return self.keep_progress(replace(self.find_progress(task.task_id), fence=self.leases[task.task_id].fence,
+                                          updated_at=self.now, **changes))
+
+    def find_progress(self, task_id: str) -> Progress:
+        """Return what a task keeps for its next worker, which may be nothing yet."""
+        return self.progress.get(task_id) or Progress(task_id, "null", 0, 0, self.now)
+
+    def keep_progress(self, progress: Progress) -> Progress:
+        """Store the progress of a task, with a higher number: a database knows by it which row is the latest."""
+        new = replace(progress, sequence=progress.sequence + 1)
+        self.count_usage(step_bytes=new.step_bytes - self.find_progress(new.task_id).step_bytes)
+        self._change(self.progress, self.progressed, new.task_id, new)
         return new
 
     def add_receipt(self, receipt: Receipt) -> Receipt:
@@ -631,11 +611,10 @@ class Work:
         """Store a record, in place of the one with its key."""
         self._change(self.records, self.kept, (type(row), key_of(row)), row)
 
-    def count_usage(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
+    def count_usage(self, **more: int) -> None:
         """Add to the tenant's counted usage, if usage is counted."""
-        if (usage := self.records.get(USAGE)) is not None and (active or leases or receipt_bytes or terminal):
-            self.keep_record(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
-                                   usage.terminal + terminal))
+        if (usage := self.records.get(USAGE)) is not None and any(more.values()):
+            self.keep_record(replace(usage, **{name: getattr(usage, name) + number for name, number in more.items()}))
 
     def count_calls(self, calls: Mapping[str, int]) -> None:
         """Add calls to what the tenant has used."""
@@ -1124,7 +1103,7 @@ class Engine:
         With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
         """
         async def read() -> TaskRecord:
-            return show_task(caller.tenant_id, *await self._read_task(caller, ask.task_id))
+            return show_task(caller.tenant_id, *await self.read_task(caller, ask.task_id))
         if ask.wait_seconds <= 0:
             return await read()
         if caller.note_wait is not None:
@@ -1183,7 +1162,7 @@ class Engine:
     def _limit_wait(self, begun: float, ask: Waits) -> float:
         return begun + min(ask.wait_seconds, self.longest_wait)
 
-    async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
+    async def read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
         if (snapshot := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise no_task(task_id)
@@ -1234,7 +1213,7 @@ class Engine:
 
     async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
-        await self._read_task(caller, ask.task_id)
+        await self.read_task(caller, ask.task_id)
         tenant, limit, filters = caller.tenant_id, self.limit_page(ask.limit), ("history", ask.task_id)
         place = self.open_cursor(caller, ask.cursor, *filters) or ""
         # A place in each: a receipt may become visible after an event.
@@ -1286,6 +1265,8 @@ class Engine:
         if task.held is not None:
             work.add_event(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
             task = work.change_task(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
+            if work.find_progress(task.task_id).parks:
+                work.set_progress(task, parks=0)
         return Ok(True, task.status)
 
     def attach_artifacts(self, work: Work, caller: Caller, ask: AttachArtifacts) -> Ok:
@@ -1417,17 +1398,30 @@ class Engine:
             raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
-        """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
-        if self._find_repeat(work, caller, ask, "released") or self._is_told(work, caller, ask, EXPIRED):
+        """Give a task back unfinished: it is offered again at once, or parked until a time of your choice.
+
+        Neither costs an attempt or an expiry.  A task that was parked max_parks times is on hold.
+        """
+        if self._find_repeat(work, caller, ask, "released"):
+            return Released(True, "queued", True, to_utc_or_none(work.require_task(ask.task_id).next_eligible_at))
+        if self._is_told(work, caller, ask, EXPIRED):
             return Released(True, "queued", True)
+        until = find_park_end(ask, work.now)
         task, lease = self.require_lease(work, caller, ask)
+        if bytes(ask.checkpoint) != b"null":
+            self._keep_progress(work, task, lease, ask.checkpoint, "checkpoint")
+        held, parks = first_answer(self.on.why_hold, work, task), 0
+        if until is not None:
+            parks = work.find_progress(task.task_id).parks + 1
+            work.set_progress(task, parks=parks)
+            held = why_parked_out(task, parks, self.settings.max_parks) or held
         work.set_lease(replace(lease, ending="released"))
-        task = work.move_task(task, EXPIRE, next_eligible_at=None, started_at=None,
-                              held=first_answer(self.on.why_hold, work, task))
-        body = self._describe_expiry(task, lease, "released")
+        task = work.move_task(task, EXPIRE, next_eligible_at=until, started_at=None, held=held)
+        body = {**self._describe_expiry(task, lease, "parked" if parks else "released"),
+                **describe_park(until, parks, ask.reason)}
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
         self._tell_hold(work, task, lease)
-        return Released(True, "queued", True)
+        return Released(True, "queued", True, to_utc_or_none(until))
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
@@ -1479,10 +1473,11 @@ class Engine:
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
         task, _ = self.require_lease(work, caller, ask)
-        task = self._start_work(work, task)
+        task = self.start_work(work, task)
         return Ok(True, "running", to_utc_or_none(task.started_at))
 
-    def _start_work(self, work: Work, task: Task) -> Task:
+    def start_work(self, work: Work, task: Task) -> Task:
+        """Mark a leased task as running."""
         if task.status == "running":
             return task
         work.add_event(task.task_id, "task.started", fence=work.leases[task.task_id].fence)
@@ -1490,16 +1485,18 @@ class Engine:
 
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
-        check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
-        progress = parse_json(bytes(ask.progress), "progress")
         task, lease = self.require_lease(work, caller, ask)
-        self._start_work(work, task)
-        noted = work.set_progress(task, bytes(ask.progress).decode())
+        self._keep_progress(work, self.start_work(work, task), lease, ask.progress, "progress")
+        return Ok(True, "running")
+
+    def _keep_progress(self, work: Work, task: Task, lease: Lease, text: Raw, name: str) -> None:
+        check_size(bytes(text), self.settings.max_progress_bytes, name)
+        progress = parse_json(bytes(text), name)
+        noted = work.set_progress(task, progress=bytes(text).decode())
         if self.settings.progress_receipts:
             with self.check_optional_receipts(work, task.task_id):
                 self.write_receipt(work, PROGRESSED, task, {"progress": progress, "sequence": noted.sequence},
                                    by=lease.worker, lease=lease, discriminator=str(noted.sequence))
-        return Ok(True, "running")
 
     def complete(self, work: Work, caller: Caller, ask: Complete, receipt_id: str | None = None) -> Ok:
         """End a task well, with its result and where it can be found.
@@ -1524,7 +1521,9 @@ class Engine:
                               owed=task.owed and not located)
         if located:
             work.close_obligation(task.duty, task.owner)
-        ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
+        noted = describe_steps(work.progress.get(task.task_id))
+        ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located, **noted}, by=lease.worker,
+                                   lease=lease,
                                    parents=(task.duty,) if located else (), discriminator="located" if located else "",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})     # None is not told
@@ -1687,7 +1686,7 @@ class Engine:
         """Whether the worker itself ended the lease; the body may be in the ledger only, so the key decides first."""
         mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
-            ended.body != "" and decode_json(ended.body)["reason"] == "released")
+            ended.body != "" and decode_json(ended.body)["reason"] in GIVEN_BACK)
 
     def _find_lease_end(self, work: Work, acquired: float, wished: int | None) -> float:
         """Return when a lease runs out: its length from now, but never past its longest lifetime."""
@@ -1794,7 +1793,7 @@ class Engine:
     async def _check_chain(self, caller: Caller, task_id: str) -> None:
         """Refuse a caller that may not read a task's receipts; an admin may, even if the task is not stored here."""
         try:
-            await self._read_task(caller, task_id)
+            await self.read_task(caller, task_id)
         except TaskNotFound:
             if not caller.sees_all or not await self.backend.page(
                     caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
@@ -1899,7 +1898,7 @@ class Engine:
         url = self.settings.ledger.address if self.settings.receipt_mode != "standalone" else None
         return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__)
+                             __version__, max_progress_bytes=self.settings.max_progress_bytes)
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""

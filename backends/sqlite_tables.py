@@ -120,7 +120,7 @@ DROP: dict[type[Struct], list[str]] = {
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
     stored.Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     stored.Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
-        "tasks", "leases", "progress", "events")]}
+        "tasks", "leases", "progress", "steps", "events")]}
 ERASE = {kind: f"UPDATE {card.table} SET {', '.join(f'{name} = ?' for name in card.erasable)} "
                f"WHERE tenant_id = ? AND {' AND '.join(f'{name} = ?' for name in card.erased_by)}"
          for kind, card in CARDS.items() if card.erasable}
@@ -219,7 +219,8 @@ COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases INDEXED BY leases_live WHERE tenant_id = ?1 AND ending = 'live'),
            (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1),
-           (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+           (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('succeeded', 'failed', 'canceled')),
+           (SELECT coalesce(sum(step_bytes), 0) FROM progress WHERE tenant_id = ?1)"""
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""

@@ -22,6 +22,13 @@ def encode_finite(value: Any, name: str = "") -> bytes:
     return text
 
 
+def to_json_value(value: Any, name: str = "") -> Any:
+    """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
+    encode_finite(plain, name)
+    return plain
+
+
 def encode_request(value: Mapping[str, Any]) -> bytes:
     """Encode a request; in an item half of a surrogate pair is sent, because the gate refuses only that item."""
     try:

@@ -6,6 +6,7 @@ unanswered call may have been performed or not; both are allowed, but never a pa
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -16,14 +17,15 @@ from typing import Any
 from msgspec import Struct, field
 
 from asyncgate import fences_skipped
-from asyncgate.parts.model import queries, stored
+from asyncgate.parts.model import queries, stored, stored_journal
+from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
-UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
+UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "complete", "fail", "release_lease")
 ENDS_LEASE = {"complete", "fail", "release_lease"}
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
-                                    stored.Bulk)
+                                    stored.Bulk, stored_journal.RecordedStep)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
@@ -55,6 +57,7 @@ class Stored(Struct):
     events: list[stored.Event] = field(default_factory=list)
     obligations: set[str] = field(default_factory=set)
     bulks: dict[str, stored.Bulk] = field(default_factory=dict)
+    steps: dict[str, dict[int, stored_journal.RecordedStep]] = field(default_factory=dict)      # by task and number
 
     def of(self, task_id: str, type: str) -> list[stored.Receipt]:
         """Return the receipts of one type of a task, oldest first."""
@@ -81,8 +84,16 @@ async def read_stored(backend: Any) -> dict[str, Stored]:
             {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
             {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
             {row.receipt_id for row in rows[stored.Obligation]},
-            {row.bulk_id: row for row in rows[stored.Bulk]})
+            {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]))
     return stored_rows
+
+
+def group_steps(rows: list[stored_journal.RecordedStep]) -> dict[str, dict[int, stored_journal.RecordedStep]]:
+    """Return steps by task and number."""
+    steps: dict[str, dict[int, stored_journal.RecordedStep]] = {}
+    for row in rows:
+        steps.setdefault(row.task_id, {})[int(row.step_id)] = row
+    return steps
 
 
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
@@ -92,7 +103,7 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
-        History.pauses, History.bulks, History.priorities)
+        History.pauses, History.parks, History.steps, History.bulks, History.priorities)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -407,6 +418,40 @@ class History:
             for receipt, task in granted:
                 if call.ended < receipt.created_at < until and is_meant(call.ask, task, receipt.from_id):
                     yield f"task {task.task_id} was leased to {receipt.from_id} while {target_of(call)} was paused"
+
+    def parks(self) -> Iterator[str]:
+        """A parked task is leased to nobody before its time, unless it was on hold and released; parks are counted."""
+        for task in self.end.tasks.values():
+            until, parked, count = 0.0, 0.0, 0
+            freed = [event.created_at for event in self.end.events
+                     if (event.task_id, event.event_type) == (task.task_id, "task.hold_released")]
+            for receipt in self.end.chains.get(task.task_id, ()):
+                told = body(receipt) if receipt.receipt_type == "lease.expired" else {}
+                if receipt.receipt_type == "task.accepted" and receipt.created_at < until and not any(
+                        parked <= moment <= receipt.created_at for moment in freed):
+                    yield f"task {task.task_id} was parked, and leased {until - receipt.created_at:.3f} s too early"
+                if told.get("reason") == "parked":
+                    parked, until = receipt.created_at, seconds(told["parked_until"])
+                    count = 1 if any(moment <= parked for moment in freed) and told["parks"] == 1 else count + 1
+                    if told["parks"] != count:
+                        yield f"task {task.task_id} was parked {count} times, and its receipt says {told['parks']}"
+
+    def steps(self) -> Iterator[str]:
+        """A step that was acknowledged is kept with its first value, once; a completion has the digest of all."""
+        for call in self.done("record_step"):
+            kept = self.end.steps.get(call.ask["task_id"], {}).get(call.ask["seq"])
+            value = said(call)["value"] if said(call).get("replayed") else call.ask["value"]
+            if kept is None or (kept.name, json.loads(kept.value)) != (call.ask["name"], value):
+                yield f"step {call.ask['seq']} of task {call.ask['task_id']} was acknowledged, and is not kept so"
+        for task_id, steps in self.end.steps.items():
+            digest = None
+            for place, step in enumerate(sorted(steps.values(), key=lambda step: step.place), 1):
+                digest = sha256(digest, int(step.step_id), step.name, hashlib.sha256(step.value.encode()).hexdigest())
+                if (step.place, step.digest) != (place, digest):
+                    yield f"step {int(step.step_id)} of task {task_id} is not the one in place {place}"
+            for told in [body(receipt) for receipt in self.end.of(task_id, "task.completed")][:1]:
+                if (told.get("steps"), told.get("steps_sha256")) != (len(steps), digest):
+                    yield f"task {task_id} has {len(steps)} steps, and its completion tells of others"
 
     def bulks(self) -> Iterator[str]:
         """Each step of a bulk left its receipt or its event, once, and what was acknowledged is kept."""

@@ -28,6 +28,7 @@ ARTIFACTS = [{"uri": "file:///out"}]
 REST = {
     "create_task": "POST /v1/tasks", "lease_next": "POST /v1/leases/claim", "get_task": "GET /v1/tasks/{task_id}",
     "renew_lease": "POST /v1/leases/renew", "release_lease": "POST /v1/leases/release",
+    "record_step": "POST /v1/tasks/{task_id}/steps",
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "rerun_task": "POST /v1/tasks/{task_id}/rerun",
@@ -317,6 +318,8 @@ class Load:
             await client.ask("start_task", **under)
         elif draw < 0.30:
             await client.ask("report_progress", **under, progress={"half": "done"})
+        for seq in range(1, self.random.choice([1, 1, 1, 3])):
+            await client.insist("record_step", **under, seq=seq, name="half", value=self.random.random())
         draw = self.random.random()
         if draw < 0.60:
             await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
@@ -325,8 +328,10 @@ class Load:
             await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
         elif draw < 0.85:
             await client.insist("fail", **under, error="no luck", retryable=draw < 0.80)
-        elif draw < 0.92:
+        elif draw < 0.89:
             await client.insist("release_lease", **under)
+        elif draw < 0.92:
+            await client.insist("release_lease", **under, after_seconds=self.random.choice([0.0, 0.05]), checkpoint=1)
 
     async def pauser(self) -> None:
         """Pause something for a while, again and again; resume it, or let it end by itself."""

@@ -23,7 +23,7 @@ OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}   
 # by class, if a program enables it
 ESCALATES_TO = {1: wire.Principal("agent", "bob"), 2: wire.Principal("worker", "w2")}
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
-         "result_delivery")
+         "max_parks", "result_delivery")
 PROSE = "recommended_action"        # free text that the spec does not define, so comparisons skip it
 
 Target = tuple[str | None, frozenset[str] | None, str | None]       # type, capabilities, worker; none: the tenant
@@ -111,6 +111,9 @@ class Task:
     owed: bool = True
     held: str | None = None
     lost_to: list[str] = field(default_factory=list)
+    parks: int = 0
+    steps: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    steps_sha256: str | None = None
     started_at: float | None = None
     progress: Any = None
     sequence: int = 0
@@ -133,7 +136,8 @@ class Task:
         """Return the members of get_task that rules decide."""
         live = self.lease if self.lease and self.lease.ending == "live" else None
         return {"task_id": self.task_id, "status": self.status, "attempt": self.attempt, "fence": len(self.leases),
-                "expiries": self.expiries, "held": self.held, "obligation_receipt_id": self.duty,
+                "expiries": self.expiries, "parks": self.parks, "steps": len(self.steps), "held": self.held,
+                "obligation_receipt_id": self.duty,
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
@@ -248,6 +252,8 @@ class Model:
             return {"ok": False, "status": task.status}
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
+            if task.parks:
+                task.parks, task.sequence = 0, task.sequence + 1
         return {"ok": True, "status": task.status}
 
     def rerun_task(self, by: wire.Principal, ask: Any) -> Reply:
@@ -351,14 +357,28 @@ class Model:
         return {"ok": True, "expires_at": lease.expires_at}
 
     def release_lease(self, by: wire.Principal, ask: Any) -> Reply:
-        """End a lease early, without counting an attempt or an expiry."""
+        """End a lease early, without counting an attempt or an expiry; a park is counted, and has its time."""
         if again := self.repeated(by, ask, "released"):
-            return again.first_outcome
+            task = self.task(ask.task_id)
+            due = task.next_eligible_at if again is task.lease else None
+            return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": due}
         task, lease = self.holder(by, ask)
-        task.status, task.next_eligible_at, task.started_at = "queued", None, None
-        self.emit("lease.expired", GATE, task.owner, task, lost(task, lease, "released"), [lease.accepted],
+        until = None if ask.until is None else max(ask.until.timestamp() - self.epoch, self.now)
+        if parsed(ask.checkpoint) is not None:
+            self.keep_progress(task, lease, ask.checkpoint)
+        if until is not None:
+            task.parks, task.sequence, task.progress_fence = task.parks + 1, task.sequence + 1, lease.fence
+            most = 1000 if task.ask.max_parks is None else task.ask.max_parks
+            task.held = "max_parks" if 0 < most <= task.parks else None
+        task.status, task.next_eligible_at, task.started_at = "queued", until, None
+        told = {"why": ask.reason} if until is None else {
+            "why": ask.reason, "parks": task.parks, "parked_until": ask.until.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        self.emit("lease.expired", GATE, task.owner, task,
+                  {**lost(task, lease, "released" if until is None else "parked"), **told}, [lease.accepted],
                   lease.lease_id)
-        return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True})
+        self.tell_hold(task, lease)
+        return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True,
+                                             "next_eligible_at": until})
 
     def list_leases(self, by: wire.Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""
@@ -379,11 +399,35 @@ class Model:
         """Keep the last progress for the next worker; the first progress starts the task."""
         task, lease = self.holder(by, ask)
         self.start_task(by, ask)
-        task.progress, task.sequence, task.progress_fence = parsed(ask.progress), task.sequence + 1, lease.fence
+        self.keep_progress(task, lease, ask.progress)
+        return {"ok": True, "status": "running"}
+
+    def keep_progress(self, task: Task, lease: Lease, told: Any) -> None:
+        """Keep the last progress, or the checkpoint with which a lease is given back."""
+        task.progress, task.sequence, task.progress_fence = parsed(told), task.sequence + 1, lease.fence
         if self.rules.progress_receipts:
             self.emit("task.progress", lease.worker, GATE, task, {"progress": task.progress, "sequence": task.sequence},
                       [lease.accepted], lease.lease_id)
-        return {"ok": True, "status": "running"}
+
+    def record_step(self, by: wire.Principal, ask: Any) -> Reply:
+        """Keep a step under its number; its name and its first value stay."""
+        task, lease = self.holder(by, ask)
+        if (known := task.steps.get(ask.seq)) is not None:
+            if known[0] != ask.name:
+                raise ModelRefusal("step_conflict")
+            return {"seq": ask.seq, "name": ask.name, "steps": len(task.steps), "replayed": True, "value": known[1]}
+        self.start_task(by, ask)
+        task.steps[ask.seq] = ask.name, parsed(ask.value)
+        task.sequence, task.progress_fence = task.sequence + 1, lease.fence
+        task.steps_sha256 = sha256([task.steps_sha256, ask.seq, ask.name,
+                                    hashlib.sha256(bytes(ask.value)).hexdigest()])
+        return {"seq": ask.seq, "name": ask.name, "steps": len(task.steps), "replayed": False}
+
+    def list_steps(self, by: wire.Principal, ask: Any) -> Reply:
+        """List the steps of a task, in the order of their numbers, for those who may read it."""
+        self.get_task(by, ask)
+        return {"steps": [{"seq": seq, "name": name, "value": value}
+                          for seq, (name, value) in sorted(self.task(ask.task_id).steps.items())]}
 
     def complete(self, by: wire.Principal, ask: Any) -> Reply:
         """Complete a task: a located success discharges the duty; others are an anomaly, or refused if strict."""
@@ -401,8 +445,9 @@ class Model:
         task.artifacts = where.get("artifacts")
         body = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
                 **enclosed("result", ask.result, task.task_id)}
+        steps = {"steps": len(task.steps), "steps_sha256": task.steps_sha256} if task.steps else {}
         ended = self.emit("task.completed", lease.worker, GATE, task,
-                          {**body, "completion_metadata": ask.completion_metadata, **where},
+                          {**body, "completion_metadata": ask.completion_metadata, **where, **steps},
                           [task.duty] if where else [], lease.lease_id)
         self.result_ready(task, ended, {**body, **where})
         if not where:
@@ -650,6 +695,10 @@ class Model:
                   lease.lease_id)
         self.escalate(task, lease, "lease_expired")
         self.warn_of_losses(task)
+        self.tell_hold(task, lease)
+
+    def tell_hold(self, task: Task, lease: Lease) -> None:
+        """Write an anomaly about a task that is on hold."""
         if task.held:
             text = json.dumps(task.progress, separators=(",", ":"), ensure_ascii=False)
             last = enclosed("last_progress", text.encode(), task.task_id)

@@ -12,7 +12,7 @@ from asyncgate import Engine, Receipt, Task
 from asyncgate.parts.identity.metering import floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.usage import read_use
-from asyncgate.parts.model import stored
+from asyncgate.parts.model import stored, stored_journal
 
 END_TYPES = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
@@ -48,7 +48,9 @@ async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
                for name in stored.UsageHead.__struct_fields__[1:]]
     there = [sum(task.status in stored.ACTIVE for task in tasks),
              sum([len(receipt.body.encode()) async for receipt in list_receipts(engine, tenant_id)]),
-             sum(len((text or "").encode()) for task in tasks for text in (task.payload, task.outcome))]
+             sum(len((text or "").encode()) for task in tasks for text in (task.payload, task.outcome))
+             + sum([len(step.value.encode())
+                    async for step in read_rows(engine, tenant_id, stored_journal.RecordedStep)])]
     return [f"metered are {counted} leases, bytes of receipts and of payloads, but there are {there}"] * (
         counted != there)
 
@@ -69,6 +71,8 @@ async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
         ends = [(task.payload, task.created_at), (task.outcome, task.completed_at)]
         used.payload_byte_seconds += sum(
             len(text.encode()) * (until - int(at * 1000) // 1000) for text, at in ends if text and at)
+    async for step in read_rows(engine, tenant_id, stored_journal.RecordedStep):
+        used.payload_byte_seconds += len(step.value.encode()) * (until - int(step.recorded_at))
     return used
 
 

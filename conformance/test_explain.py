@@ -199,6 +199,28 @@ async def test_a_gate_that_serves_is_not_gone(gate: harness.Gate, backend_url: s
 # Not to be offered.
 
 
+async def test_a_parked_task_waits_for_its_time(gate: harness.Gate, ask: Ask) -> None:
+    offer = await gate.leased("w1")
+    await gate.as_worker("w1").release_lease(**harness.under(offer), after_seconds=3 * 3600, reason="no answer yet.")
+
+    told = await ask(offer.task_id)
+
+    assert told.cause == "parked"
+    until = (await gate.task(offer.task_id)).next_eligible_at
+    assert told.summary.startswith(f"Worker w1 parked it until {until:%Y-%m-%d %H:%M:%S} UTC: no answer yet; it is ")
+    assert (told.evidence.until, told.evidence.reason) == (until, "no answer yet.")
+
+
+async def test_a_task_is_on_hold_because_it_was_parked_too_often(gate: harness.Gate, ask: Ask) -> None:
+    offer = await gate.leased("w1", max_parks=1)
+    await gate.as_worker("w1").release_lease(**harness.under(offer), after_seconds=60)
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["on_hold"]
+    assert told.summary == "It is on hold: it was parked once, which is all it may be (max_parks)."
+
+
 async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create(max_expiries=2)
     for worker in ("w1", "w2"):

@@ -66,6 +66,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "change_webhook": ("admin", "admin:write"), "remove_webhook": ("admin", "admin:write"),
     "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
     "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
+    "record_step": ("worker admin", "tasks:lease"), "list_steps": ("agent worker admin", "tasks:read tasks:lease"),
     "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"

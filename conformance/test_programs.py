@@ -85,6 +85,7 @@ creations = st.fixed_dictionaries({
     "priority": maybe(st.integers(-1, 1)), "idempotency_key": st.sampled_from([None, None, "k1", "k2"]),
     "max_attempts": maybe(st.integers(1, 3)), "retry_backoff_seconds": maybe(minutes(0, 1, 4)),
     "delay_seconds": rarely(minutes(0, 1, 10)), "max_expiries": st.sampled_from([None, 0, 1, 2, 4]),
+    "max_parks": st.sampled_from([None, 0, 1, 2]),
     "result_delivery": st.sampled_from([None, "inline", "artifact"]),
     "success_criteria": st.sampled_from([None, ["ok"]]),
     "instructions": st.sampled_from([None, "build it"]), "payload_pointer": st.sampled_from([None, "s3://in"]),
@@ -116,7 +117,7 @@ class Programs(RuleBasedStateMachine):
 
     epoch, clock = 0, 0     # the start of the program in Unix seconds, and the time since
 
-    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+    def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         """Perform one operation on all sides and compare; return the reply, or None if it was refused."""
         raise NotImplementedError
 
@@ -238,9 +239,18 @@ class Programs(RuleBasedStateMachine):
     def progress(self, pick: int, lie: str, progress: Any) -> None:
         self.hold("report_progress", pick, lie, progress=progress)
 
-    @rule(pick=picks, lie=lies)
-    def release(self, pick: int, lie: str) -> None:
-        self.hold("release_lease", pick, lie)
+    @rule(pick=picks, lie=lies, seq=st.integers(1, 3), name=st.sampled_from(["fetch", "fetch", "send"]),
+          value=st.integers(1, 2), who=anybody)
+    def record(self, pick: int, lie: str, seq: int, name: str, value: int, who: Who) -> None:
+        self.hold("record_step", pick, lie, seq=seq, name=name, value=value)
+        if self.tasks:
+            self.perform(who, "list_steps", task_id=self.tasks[pick % len(self.tasks)])
+
+    @rule(pick=picks, lie=lies, minute=st.sampled_from([None, None, 1, 20]), why=st.sampled_from([None, "no answer"]),
+          checkpoint=st.sampled_from([None, {"page": 2}]))
+    def release(self, pick: int, lie: str, minute: int | None, why: str | None, checkpoint: Any) -> None:
+        until = None if minute is None else datetime.fromtimestamp(self.epoch + self.clock + minute * MINUTE, UTC)
+        self.hold("release_lease", pick, lie, until=until, reason=why, checkpoint=checkpoint)
 
     @rule(pick=picks, lie=lies, result=st.sampled_from(JSON), artifacts=st.sampled_from(ARTIFACTS),
           proof=st.sampled_from(PROOFS), said=st.sampled_from([None, "all done"]),
@@ -508,7 +518,7 @@ class AgainstTheOracle(Programs):
         self.epoch = self.side.epoch
         self.models = [Model(rules, self.epoch) for _ in self.side.gates]
 
-    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+    def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         reply = self.side.perform(who, name, fields)
         expected = self.expect(who, name, harness.ask_of(OPERATIONS[name], written_out(fields)))
         got = like(expected, self.side.timed(list(reply)))
@@ -640,7 +650,7 @@ class OnTwoBackends(OnSides):
         self.sides = [Side(self.run, backend, rules, tenants) for backend in self.backends]
         self.epoch = self.sides[0].epoch
 
-    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+    def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         one, other = [side.perform(who, name, fields) for side in self.sides]
 
         assert self.sides[0].timed(list(one)) == self.sides[1].timed(list(other)), name
@@ -654,7 +664,8 @@ def facts(stored: dict[str, list[Any]]) -> list[Any]:
             *((row.task_id, row.status, row.attempt, row.fence, row.expiries, row.held, row.owed, row.duty,
                row.outcome, row.artifacts, row.lost_to) for row in stored["Task"]),
             *((row.lease_id, row.ending, row.renewals) for row in stored["Lease"]),
-            *((row.task_id, row.progress, row.sequence) for row in stored["Progress"]),
+            *((row.task_id, row.progress, row.sequence, row.parks, row.steps, row.steps_sha256)
+              for row in stored["Progress"]),
             *((row.event_id, row.event_type, row.payload) for row in stored["Event"]),
             *((row.receipt_id, row.to_kind, row.to_id) for row in stored["Obligation"])]
 

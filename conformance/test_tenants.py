@@ -21,6 +21,8 @@ NAMING: dict[str, dict[str, Any]] = {
     "start_task": {"task_id": "task", "lease_id": "lease"}, "release_lease": {"task_id": "task", "lease_id": "lease"},
     "report_progress": {"task_id": "task", "lease_id": "lease", "progress": 1}, "complete": {"task_id": "task",
                                                                                              "lease_id": "lease"},
+    "record_step": {"task_id": "task", "lease_id": "lease", "seq": 1, "name": "a", "value": 1},
+    "list_steps": {"task_id": "task"},
     "fail": {"task_id": "task", "lease_id": "lease", "error": "no"}, "get_receipt": {"receipt_id": "receipt"},
     "ack_receipt": {"receipt_id": "receipt"},
     "emit_receipt": {"receipt_type": "schedule.deleted", "parents": ["receipt"]},

@@ -19,7 +19,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work, prolong_lease
+from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import metering
 from asyncgate.parts.identity.audit import Pruner
@@ -28,7 +28,7 @@ from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.database import MemberBackend
 from asyncgate.parts.model.heartbeat import BEAT_SECONDS, Heartbeat
-from asyncgate.parts.model.overdue import alive
+from asyncgate.parts.model.overdue import alive, prolong_lease
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.operating.retention import RETENTION_SECONDS, RowPruner
 from asyncgate.parts.operating.traffic import TrafficCounter

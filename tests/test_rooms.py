@@ -38,6 +38,7 @@ EXTRAS = {
     "ai_worker": ("model", "process", "clients"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
+    "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),

@@ -732,7 +732,8 @@ COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
-       (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+       (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled')),
+       (SELECT coalesce(sum(step_bytes), 0)::bigint FROM asyncgate.progress WHERE tenant_id = $1)"""
 LEASED = "SELECT coalesce(sum(leased), 0)::bigint FROM asyncgate.queues WHERE tenant_id = $1"
 LEASED_OF_TYPE, LEASED_IN = f"{LEASED} AND type = $2", f"{LEASED} AND lane = $2"
 LEASED_TO = f"""

@@ -33,13 +33,25 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate.clients import http
+from asyncgate.clients.finite import to_json_value
 from asyncgate.clients.worker.heart import Heart, is_temporary
-from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
+from asyncgate.clients.worker.job import (
+    PROGRESS_BYTES,
+    Done,
+    Fail,
+    Job,
+    Lost,
+    Park,
+    Retry,
+    TaskFunction,
+    describe_error,
+)
+from asyncgate.clients.worker.journal import Recorder, StepMismatch, TooLarge
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
 from asyncgate.parts.process.forks import obey_signals, release_children
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
-__all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
+__all__ = ["Done", "Fail", "Job", "Lost", "Park", "Retry", "StepMismatch", "TooLarge", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -173,6 +185,7 @@ class Worker:
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds, self.outage_seconds)
+        self.recorder = Recorder(self.gate.url, self.gate.token, self.me)
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
@@ -199,7 +212,8 @@ class Worker:
 
     async def _come_back(self) -> None:
         """Deliver results kept from earlier runs, and resume the leases of an earlier process."""
-        self.instance = (await self.gate.call("get_config"))["instance_id"]
+        config = await self.gate.call("get_config")
+        self.instance, self.progress_bytes = config["instance_id"], config.get("max_progress_bytes", PROGRESS_BYTES)
         for place in (self.place, *self.place.abandoned()):
             await self._replay(place)
         for lease in await self._held(resume=True):
@@ -291,7 +305,7 @@ class Worker:
     def _begin(self, offer: dict[str, Any]) -> None:
         lease_id = offer["lease_id"]
         if lease_id not in self.jobs:
-            job = Job(offer, self.heart, self._lost)
+            job = Job(offer, self.heart, self._lost, self.recorder, self.progress_bytes)
             job.can_cancel = self._task(job).is_async
             job.span = self.tracing.begin_run(offer) if self.tracing else None
             with job.span.current() if job.span else contextlib.nullcontext():      # both tasks copy the context
@@ -349,7 +363,9 @@ class Worker:
         try:
             if error is None:
                 return self._letter(job, "complete", **self._result(job, work.result()))
-        except Fail as invalid:
+            if isinstance(error, Park):
+                return self._letter(job, "release_lease", **job.park(error))
+        except (Fail, TypeError, ValueError) as invalid:
             error = invalid
         fields = task.failure(error, traced=self.tracebacks)
         how = "this attempt failed, and another may follow" if fields["retryable"] else "failed for good"
@@ -438,6 +454,7 @@ class Worker:
             job.cancel()
         await asyncio.gather(*doing, return_exceptions=True)
         await asyncio.to_thread(self.heart.stop)
+        self.recorder.close()
         with contextlib.suppress(http.Unreachable, http.Refusal):
             await self._replay(self.place)
             for lease in await self._held(resume=False):
@@ -473,7 +490,7 @@ def make_failure(letter: Letter, no: http.Refusal) -> Letter:
     """Turn a result that the gate refuses for good into a failure that says so."""
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}
-    what = "result" if letter.operation == "complete" else "error"
+    what = {"complete": "result", "fail": "error"}.get(letter.operation, "checkpoint")
     error = {"code": no.code, "message": f"the gate refused the {what}: {no}"}
     return Letter("fail", {"retryable": False, **kept, "error": error}, letter.why)
 

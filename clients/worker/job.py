@@ -11,19 +11,23 @@ import math
 import threading
 import traceback
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, get_type_hints
 
 import msgspec
 
-from asyncgate.clients.finite import encode_finite
-from asyncgate.clients.values import check_result, dump_model, make_reader
+from asyncgate.clients.finite import to_json_value
+from asyncgate.clients.values import check_result, make_reader
 from asyncgate.clients.worker.heart import Heart, Pulse
+from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
 MESSAGE_LENGTH = 4000
 MOST_FRAMES = 20                # of a traceback
-HOPELESS = (NameError, SyntaxError, NotImplementedError)    # no further attempt can end otherwise
+# No further attempt can end otherwise.
+HOPELESS = (NameError, SyntaxError, NotImplementedError, TooLarge)
+PROGRESS_BYTES = 65_536         # that a gate takes which does not say it
 # A future refuses the first; the others would stop the event loop.
 UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 
@@ -34,6 +38,21 @@ class Retry(Exception):
     def __init__(self, message: str = "try again", *, after: float | None = None, code: str = "retry") -> None:
         super().__init__(message)
         self.after, self.code = after, code
+
+
+class Park(Exception):
+    """Raise it in a task function that has to wait: the task is offered again `after` seconds, or `until` a time.
+
+    That costs no attempt, and the lease is given back meanwhile.  `checkpoint` is for the next worker, as `job.save`.
+    """
+
+    def __init__(self, message: str | None = None, *, after: float | None = None, until: datetime | None = None,
+                 checkpoint: Any = None) -> None:
+        if (after is None) == (until is None):
+            raise TypeError("Park takes after (seconds) or until (a datetime)")
+        super().__init__(message or "parked")
+        self.reason, self.after, self.checkpoint = message, after, checkpoint
+        self.until = None if until is None else until.astimezone().isoformat()
 
 
 class Fail(Exception):
@@ -67,8 +86,9 @@ class Done(msgspec.Struct, rename={"summary": "result_summary"}):
 class Job:
     """A task on lease, as its function sees it.  All of it may be used from any thread."""
 
-    def __init__(self, offer: dict[str, Any], heart: Heart, lost: Callable[[Job], None]) -> None:
-        self.offer = offer
+    def __init__(self, offer: dict[str, Any], heart: Heart, lost: Callable[[Job], None], recorder: Recorder,
+                 progress_bytes: int = PROGRESS_BYTES) -> None:
+        self.offer, self.progress_bytes = offer, progress_bytes
         self.task_id, self.lease_id, self.fence = offer["task_id"], offer["lease_id"], offer["fence"]
         self.type, self.attempt = offer["type"], offer["attempt"]
         self.progress = offer.get("progress")       # the latest of an earlier lease
@@ -76,12 +96,13 @@ class Job:
         self.lost, self.reason = threading.Event(), ""
         self.under = {"task_id": self.task_id, "lease_id": self.lease_id, "fence": self.fence}
         self.pulse = Pulse(self.under, offer["renew_every_seconds"], self.lose)
-        self._heart, self._tell, self._said = heart, lost, {}
+        self._heart, self._tell, self._report = heart, lost, {}
+        self._journal = Journal(self, recorder, offer.get("steps") or 0)
 
     work: asyncio.Future[Any]
     can_cancel = False              # whether its function is awaited now, and so can be stopped
     span: TaskRun | None = None     # if this process has a provider of spans
-    _said: dict[str, Any]
+    _report: dict[str, Any]
 
     def __str__(self) -> str:
         return f"task {self.task_id} ({self.type})"
@@ -89,21 +110,44 @@ class Job:
     def report(self, progress: Any) -> None:
         """Report progress.  It returns at once; newer progress replaces older that is not sent yet.  Raises Lost."""
         progress = to_json_value(progress, "progress")
-        self._said = progress if isinstance(progress, dict) else {"progress": progress}
-        self._send()
+        self._send(progress if isinstance(progress, dict) else {"progress": progress}, self.checkpoint)
 
     def save(self, checkpoint: Any) -> None:
-        """Save a checkpoint from which the next worker can resume if this worker dies.  Raises Lost.
+        """Save a checkpoint from which the next worker can resume if this worker dies.  Raises Lost, or TooLarge.
 
-        It returns at once; `flush` waits until the gate has stored the checkpoint.
+        It returns at once; `flush` waits until the gate has stored the checkpoint.  A checkpoint replaces the one
+        before; what grows with the work is kept by `step`.
         """
-        self.checkpoint = to_json_value(checkpoint, "checkpoint")
-        self._send()
+        self._send(self._report, to_json_value(checkpoint, "checkpoint"))
 
-    def _send(self) -> None:
+    def _send(self, report: dict[str, Any], checkpoint: Any) -> None:
         self.check()
-        mark = {} if self.checkpoint is None else {CHECKPOINT: self.checkpoint}
-        self._heart.tell(self.pulse, {**self._said, **mark})
+        self._heart.tell(self.pulse, self.note(report, checkpoint))
+
+    def note(self, report: dict[str, Any], checkpoint: Any) -> dict[str, Any]:
+        """Note a report and a checkpoint, and return the progress that both are; raises TooLarge."""
+        progress = report if checkpoint is None else {**report, CHECKPOINT: checkpoint}
+        if (size := len(msgspec.json.encode(progress))) > self.progress_bytes:
+            raise TooLarge(f"report and checkpoint of {self} have {size} bytes, and the gate takes "
+                           f"{self.progress_bytes} (max_progress_bytes): record what is done by job.step, or save a "
+                           "pointer")
+        self._report, self.checkpoint = report, checkpoint
+        return progress
+
+    def step(self, name: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call a function unless an earlier run of the task has done so, and return what it gave: `step("fetch", get)`.
+
+        The gate keeps what each step gave, as JSON, in the order in which the steps were begun; the task function must
+        take the same steps in the same order each time.  In an async task function await it.  A worker that dies
+        between a step and its record does that step again.  Raises StepMismatch if another step was recorded, and Lost.
+        """
+        return self._journal.step(name, function, *given, **named)
+
+    def park(self, parked: Park) -> dict[str, Any]:
+        """Return the fields of the `release_lease` request that parks the task; raises TooLarge, or TypeError."""
+        checkpoint = self.checkpoint if parked.checkpoint is None else to_json_value(parked.checkpoint, "checkpoint")
+        told = {"checkpoint": self.note(self._report, checkpoint)} if checkpoint is not None or self._report else {}
+        return {**told, "after_seconds": parked.after, "until": parked.until, "reason": parked.reason}
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until the gate has answered all reports; return whether it has the newest, which it may have refused.
@@ -206,13 +250,6 @@ class TaskFunction:
         if traced and (trace := describe_traceback(error)):
             report["traceback"] = trace
         return {"error": report, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}
-
-
-def to_json_value(value: Any, name: str = "") -> Any:
-    """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
-    tree = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
-    encode_finite(tree, name)
-    return tree
 
 
 def describe_error(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,7 +26,7 @@ import msgspec
 
 from asyncgate.clients.finite import find_infinite
 from asyncgate.clients.http import read_retry_after
-from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
+from asyncgate.clients.worker import Done, Fail, Job, Lost, Park, Retry, Worker
 from asyncgate.clients.worker.children import Children, hide_credential
 from asyncgate.clients.worker.job import run_in_thread
 from asyncgate.parts.process import logs
@@ -159,9 +160,10 @@ class Run:
     def __init__(self, job: Job) -> None:
         self.job, self.pid = job, 0
         self.files: list[Any] = []      # our ends of the pipes
-        self.out, self.tail, self.artifacts = bytearray(), bytearray(), None
+        self.out, self.tail, self.artifacts, self.parked = bytearray(), bytearray(), None, None
 
     artifacts: Any
+    parked: Park | None     # as its last line of progress with `park` says
     exit: asyncio.Future[int]
 
     @contextlib.contextmanager
@@ -236,6 +238,8 @@ class Run:
         progress = read_json_or_text(line, "progress")
         if isinstance(progress, dict) and "artifacts" in progress:
             self.artifacts = progress.pop("artifacts")
+        if isinstance(progress, dict) and "park" in progress:
+            self.parked = read_park(progress.pop("park"))
         if isinstance(progress, dict) and "checkpoint" in progress:
             self.job.save(progress.pop("checkpoint"))
         if progress not in ({}, ""):
@@ -249,6 +253,8 @@ class Run:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         tail = self.tail.decode(errors="replace").replace("\0", "\ufffd").strip()
         message = f"{name} {how}" + (f": {tail}" if tail else "")
+        if status == RETRY_STATUS and self.parked is not None:
+            raise self.parked
         if status == RETRY_STATUS or status < 0:
             raise Retry(message, code=f"exit_{status}" if status > 0 else f"signal_{-status}")
         raise Fail(message, code=f"exit_{status}")
@@ -267,6 +273,15 @@ class LineSplitter:
             lines, self.rest = [*lines, self.rest], b""
         for line in filter(None, lines):
             self.heard(line)
+
+
+def read_park(when: Any) -> Park:
+    """Return what parks a task: so many seconds, or until a time; raises Fail for anything else."""
+    try:
+        return Park(until=datetime.fromisoformat(when)) if isinstance(when, str) else Park(after=float(when))
+    except (TypeError, ValueError):
+        raise Fail(f"park is {when!r}; it takes seconds, or a time such as 2026-12-24T18:00:00Z",
+                   code="invalid_park") from None
 
 
 def read_json_or_text(text: bytes, name: str) -> Any:

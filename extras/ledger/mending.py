@@ -33,6 +33,7 @@ from asyncgate.extras.ledger.collected import is_sound
 from asyncgate.extras.ledger.reconcile import describe_lead, find_behind
 from asyncgate.extras.ledger.settling import undo, write_overtaken
 from asyncgate.parts.model import stored
+from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.model.walking import batches
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
     loose = _end_lease(work, task, lease, story, ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
     failed = sum(row.receipt_type == FAILED.type and task.duty not in row.parents for row in ahead)
-    lost = sum(row.receipt_type == EXPIRED.type and restated.body_of(row).get("reason") != "released" for row in ahead)
+    lost = sum(row.receipt_type == EXPIRED.type and restated.body_of(row).get("reason") not in GIVEN_BACK
+               for row in ahead)
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
                                "attempt": task.attempt + failed, "expiries": task.expiries + lost}
     if over and not was_over:

@@ -17,6 +17,7 @@ from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, 
 from asyncgate.parts.model import stored
 from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.model.views import decode_terms
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _progressed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> 
 
 
 def _expired(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
-    reason = "released" if body.get("reason") == "released" else "expired"
+    reason = "released" if body.get("reason") in GIVEN_BACK else "expired"
     _end_lease(story, receipt, reason)
     if reason == "expired":
         story.expiries += 1

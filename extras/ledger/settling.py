@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +40,7 @@ from asyncgate import (
 from asyncgate.extras.ledger.adoption import WORDS
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.receipts.ledger_marks import OVERTAKEN
 
 if TYPE_CHECKING:
@@ -235,8 +237,9 @@ def call_of(work: Work, attempt: Tried, active: bool) -> tuple[Any, Caller, wire
                                               retry_after_seconds=body.get("retry_after_seconds"))
         case CANCELED.type:
             return Engine.cancel_task, by, wire.CancelTask(task_id=receipt.task_id, reason=body.get("reason"))
-        case EXPIRED.type if body.get("reason") == "released":
-            return Engine.release_lease, by, wire.ReleaseLease(**held)
+        case EXPIRED.type if body.get("reason") in GIVEN_BACK:
+            return Engine.release_lease, by, wire.ReleaseLease(**held, reason=body.get("why"), until=msgspec.convert(
+                body.get("parked_until"), datetime | None))
         case EXPIRED.type:
             return Engine.sweep, by, Sweep(tasks=[receipt.task_id])
     return None

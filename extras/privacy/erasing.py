@@ -343,7 +343,8 @@ class Eraser:
             return ""
         if after is None:
             work.drop_record(type(row), *stored.key_of(row))
-            work.count_usage(terminal=-isinstance(row, stored.Task))
+            if isinstance(row, stored.Task):
+                work.count_usage(terminal=-1, step_bytes=-work.find_progress(row.task_id).step_bytes)
             return "deleted"
         if not CARDS[type(row)].erasable:
             work.keep_record(after)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from asyncgate import Engine
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.revocations import name_principal
-from asyncgate.parts.model import cards, queries, stored, stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model import cards, queries, stored, stored_journal, stored_oauth, stored_webhooks, wire
 from asyncgate.parts.model.content import decode_json
 
 # Fields that hold an id alone, and members of an audit line that do.
@@ -92,8 +92,8 @@ class Subject:
         if names_principal(row, whom) or (receipt is not None and names_principal(receipt, whom)):
             return True
         match row:
-            case stored.Task() | stored.Lease() | stored.Progress() | stored.Event() | stored_webhooks.WebhookDelivery(
-                ):
+            case stored.Task() | stored.Lease() | stored.Progress() | stored.Event() | stored_journal.RecordedStep(
+                ) | stored_webhooks.WebhookDelivery():
                 return await self._has_task(row.task_id, whom)
             case stored.Outgoing():
                 sent = await self.engine.backend.receipt(self.tenant_id, row.receipt_id)

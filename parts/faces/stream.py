@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Operation, instant, speaker
+from asyncgate import Caller, Engine, Operation, speaker
 from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
 from asyncgate.parts.faces.http import read_query, run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.faces.tickets import open_ticket
 from asyncgate.parts.model import errors, wire
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.examples import ASSIGNED

@@ -22,13 +22,14 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, Engine, Extension, Needs, Operation, Work, forbid, instant
+from asyncgate import SCOPES, Caller, Engine, Extension, Needs, Operation, Work, forbid
 from asyncgate.parts.identity import audit, keys_stored
 from asyncgate.parts.identity.keys import MOST_HASHING, Hasher, lower_priority
 from asyncgate.parts.identity.notices import list_admins, read_rows, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model import errors, queries, quotas, stored, wire, wire_admin
 from asyncgate.parts.model.caller import forbid_beyond, forbid_giving
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.walking import Pages, walk
@@ -257,7 +258,8 @@ async def get_limits(engine: Engine, caller: Caller, ask: wire_admin.GetLimits) 
         limits = as_limits_record(engine.settings, tenant_id, work.find_record(stored.Account), work.now)
         usage = work.find_record(stored.Usage)
         assert usage is not None
-        limits.used = wire_admin.Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
+        limits.used = wire_admin.Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal,
+                                      usage.step_bytes)
         return limits
     limits: wire_admin.Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), wire.Ask())
     return limits
@@ -337,7 +339,8 @@ def as_limits_record(settings: Settings, tenant_id: str, account: stored.Account
     enforced = bool(settings.security.rate_limiting.enabled)
     return wire_admin.Limits(tenant_id, quotas.tier_of(settings, account), enforced, may.tasks_per_hour,
                              may.api_calls_per_hour,
-                             may.active_tasks, may.concurrent_leases, may.receipt_storage_gb, may.terminal_tasks,
+                             may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
+                             may.step_storage_gb, may.terminal_tasks,
                              may.receipts_per_task, quotas.find_largest_payload(settings, account, now),
                              quotas.find_longest_lease(settings, account, now), to_utc_or_none(exempt),
                              to_utc_or_none(account.stricter_until) if strict else None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Needs, Operation, Work, instant
+from asyncgate import Caller, Engine, Needs, Operation, Work
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.identity.keys_stored import is_good, retire_key
@@ -15,6 +15,7 @@ from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.revocations import REVOCATION_KEYS
 from asyncgate.parts.identity.session_rows import end_grant, find_grants
 from asyncgate.parts.model import queries, stored, stored_oauth, wire_admin
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk
 

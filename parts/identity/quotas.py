@@ -80,6 +80,13 @@ class Quotas(Extension):
         return [f"receipts use {used:.1f} of {most} GB; when the storage is full, no task can be created"]
 
 
+def check_step(settings: Settings, work: Work, size: int) -> None:
+    """Refuse a recorded step of so many bytes if the steps of its tenant fill their storage."""
+    if (usage := work.find_record(stored.Usage)) is not None:
+        may = quotas.find_allowance(settings, work.find_record(stored.Account), work.now)
+        quotas.check_step_quota(may, usage, size)
+
+
 class OwnLimits(Extension):
     """Keeps a tenant within the limits that it has of its own: of payloads (21.6.1), and of leases (21.6.2).
 

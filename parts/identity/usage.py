@@ -9,11 +9,12 @@ from typing import Any, get_args
 
 from msgspec.structs import astuple
 
-from asyncgate import Caller, Engine, Operation, instant
+from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.admin import require_operator, target_tenant
 from asyncgate.parts.identity.metering import DAY_SECONDS, Book, floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model import errors, stored, wire_usage
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
 from asyncgate.parts.model.views import to_utc
 

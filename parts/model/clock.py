@@ -1,4 +1,4 @@
-"""Two clocks: one that goes on while nobody runs, and a wall clock that never jumps."""
+"""Two clocks: one that goes on while nobody runs, and a wall clock that never jumps; and times as they are stored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
+
+from asyncgate.parts.model import errors
 
 log = logging.getLogger("asyncgate")
+LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SLEW = 0.1                      # of the time that passes: how fast a steady clock approaches the wall clock
 MOST_AHEAD_SECONDS = 86_400.0   # of an earlier process's clock: one further ahead was wrong, and is not followed
 # The monotonic clock stops while a Linux machine sleeps, and BOOTTIME does not; on macOS it is the other way round.
@@ -17,6 +21,15 @@ COUNTING = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None
 def elapsed() -> float:
     """Return seconds that nobody can set, and that go on while this process is stopped or its machine sleeps."""
     return time.monotonic() if COUNTING is None else time.clock_gettime(COUNTING)
+
+
+def instant(moment: datetime | None) -> float | None:
+    """Convert a time to the stored form; it must lie between 1970 and 9999, or it could not be shown."""
+    if moment is None:
+        return None
+    if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
+        raise errors.InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999-12-31T00:00:00Z")
+    return stored
 
 
 class SteadyClock:

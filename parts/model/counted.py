@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import Raw, Struct
 
-from asyncgate.parts.model import stored
+from asyncgate.parts.model import stored, stored_journal
 from asyncgate.parts.model.content import needs_of
 
 Moved = tuple[int, str, str, int, int, int]       # lane, type, capabilities; queued, on hold, leased or running
@@ -94,6 +94,7 @@ class Changed(Protocol):
     before: dict[str, stored.Task]
     added: dict[str, stored.Task]
     moved: dict[str, stored.Task]
+    progress: dict[str, stored.Progress]
     receipts: dict[str, stored.Receipt]
     written: dict[str, stored.Receipt]
     kept: dict[tuple[type[Struct], tuple[str, ...]], Any]
@@ -114,7 +115,10 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
         if row is None and kind is stored.Receipt:
             receipt_bytes -= measure_text(work.receipts[key[0]].body)
         elif row is None and kind is stored.Task:
-            payloads -= measure_stored(work.tasks[key[0]])
+            kept = work.progress.get(key[0])
+            payloads -= measure_stored(work.tasks[key[0]]) + (kept.step_bytes if kept else 0)
+        elif isinstance(row, stored_journal.RecordedStep):
+            payloads += measure_text(row.value)
     created = sum([task.created_at == work.now for task in work.added.values()])
     if not work.metered or not (created or leases or receipt_bytes or payloads or work.called or work.written):
         return None

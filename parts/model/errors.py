@@ -191,6 +191,16 @@ class IdempotencyConflict(GateError):
     code, status = "idempotency_conflict", 409
 
 
+class StepConflict(GateError):
+    """The step with this number was recorded under another `name`."""
+    code, status = "step_conflict", 409
+
+
+class JournalFull(GateError):
+    """The task has recorded as many steps, or as many bytes, as one task may; `quota` and `limit` say which."""
+    code, status = "journal_full", 409
+
+
 class LeaseRenewalLimit(GateError):
     """The lease was renewed as often as `max_lease_renewals` allows."""
     code, status = "lease_renewal_limit", 409

@@ -19,9 +19,10 @@ SUMMARY = {"result": {"summary": "Three pages on rivers."}, "artifacts": [{"type
 TASK_RECORD = {
     "task_id": TASK_ID, "tenant_id": TENANT_ID, **WORK, "status": "succeeded", "created_by": OWNER,
     "principal_ai": "ada", "payload_pointer": None, "requirements": NEEDS, "priority": 0, "attempt": 0,
-    "max_attempts": 3, "retry_backoff_seconds": 30, "fence": 1, "expiries": 0, "max_expiries": 10, "held": None,
-    "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1", "obligation_receipt_id": DUTY,
-    "obligation_open": False, "created_at": NOW, "updated_at": LATER, "next_eligible_at": None, "started_at": NOW,
+    "max_attempts": 3, "retry_backoff_seconds": 30, "fence": 1, "expiries": 0, "max_expiries": 10, "parks": 0,
+    "steps": 0, "held": None, "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1",
+    "obligation_receipt_id": DUTY, "obligation_open": False, "created_at": NOW, "updated_at": LATER,
+    "next_eligible_at": None, "started_at": NOW,
     "result": {"outcome": "succeeded", "error": None, **SUMMARY, "completed_at": LATER}}
 OFFER = {name: TASK_RECORD[name] for name in (
     "task_id", "tenant_id", "type", "payload", "payload_pointer", "requirements", "principal_ai", "created_by",
@@ -44,7 +45,7 @@ SEEN = {**ASKER, "principal_instance_id": None, "first_seen_at": NOW, "last_seen
 OTHER, KEY_ID = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70", "4fK8sWq1ZbXe"
 ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": NOW}
 ALLOWED = {"tenant": TENANT_ID, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
-           "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1,
+           "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1, "step_storage_gb": 1,
            "terminal_tasks": -1, "receipts_per_task": -1, "max_payload_bytes": 1048576,
            "max_lease_ttl_seconds": 1800}
 PAUSED = {"type": "page.summarize", "capabilities": None, "worker": None, "whole_tenant": False, "since": NOW,

@@ -5,7 +5,11 @@ Databases say the same in SQL, to find it among all tenants; the conformance sui
 
 from __future__ import annotations
 
+import hashlib
+
 from asyncgate.parts.model import stored
+
+CROWD = 100                     # leases that expire together and come back over all of the jitter
 
 
 def alive(lease: stored.Lease | None, now: float, grace: float) -> bool:
@@ -41,3 +45,22 @@ def is_late(task: stored.Task, now: float) -> bool:
 def is_overdue(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether upkeep must look at a task (H.7)."""
     return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task)
+
+
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
+
+
+def prolong_lease(lease: stored.Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return a lease's new end after no gate served for a while: the time it had left then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    If the clock went back meanwhile, that is sooner than its old end.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at if silent_since <= now else 0.0, now + left + grace)

@@ -71,6 +71,14 @@ def check_task_quotas(may: Tier, usage: stored.Usage) -> None:
                                    quota=STORAGE_QUOTA, limit=may.receipt_storage_gb, retry_after=RETRY_SOON_SECONDS)
 
 
+def check_step_quota(may: Tier, usage: stored.Usage, size: int) -> None:
+    """Refuse a recorded step of so many bytes if the steps of the tenant fill their storage."""
+    if 0 <= may.step_storage_gb * GIGABYTE < usage.step_bytes + size:
+        raise errors.QuotaExceeded(f"the recorded steps of this tenant fill their limit of {may.step_storage_gb} GB; "
+                                   "they go with their tasks", quota="step_storage_gb", limit=may.step_storage_gb,
+                                   retry_after=RETRY_LATER_SECONDS)
+
+
 def check_kinds(most: int, kinds: int) -> None:
     """Refuse a task that needs a further lane when all lanes are used; existing tasks are unaffected."""
     if 0 < most < kinds:

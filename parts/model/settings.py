@@ -290,6 +290,7 @@ class Tier(Group, frozen=True):
     concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
     api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
     receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
+    step_storage_gb: Annotated[Quota, says("Gigabytes of recorded steps a tenant may keep; -1 is unlimited")] = -1
     active_tasks: Annotated[Quota, says("Unfinished tasks a tenant may have at once; -1 is unlimited")] = -1
     terminal_tasks: Annotated[Quota, says("Tasks a tenant may keep, ended or to end; -1 is unlimited")] = -1
     receipts_per_task: Annotated[Quota, says("Receipts a task may have before its end; -1 is unlimited")] = -1
@@ -298,9 +299,9 @@ class RateLimits(Group, frozen=True):
     """The tiers."""
 
     free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1,
-                           active_tasks=1_000)
+                           step_storage_gb=1, active_tasks=1_000)
     paid_tier: Tier = Tier(tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000,
-                           receipt_storage_gb=10, active_tasks=100_000)
+                           receipt_storage_gb=10, step_storage_gb=10, active_tasks=100_000)
     enterprise_tier: Tier = Tier()
 
 class BootstrapSettings(Group, frozen=True):
@@ -402,6 +403,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 means no limit")] = 0
     max_lanes: Annotated[Natural, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
     max_expiries: Annotated[Natural, says("Lost leases after which a task is put on hold; 0 is never")] = 10
+    max_parks: Annotated[Natural, says("Times a task may be parked before it is put on hold; 0 is any number")] = 1000
     restart_grace_seconds: Annotated[Duration, says("Extra seconds for leases after a time without a gate")] = 5.0
     expiry_jitter_seconds: Annotated[Duration, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
@@ -427,6 +429,9 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     usage_retention_days: Annotated[Days, says("Days that usage events are kept")] = 400
     presence_retention_days: Annotated[Days, says("Days after its last call that a principal is forgotten")] = 400
     bulk_retention_days: Annotated[Days, says("Days that an ended bulk is kept")] = 90
+    max_step_bytes: Annotated[Size, says("Largest value of a recorded step, in bytes of JSON")] = 2**18
+    max_task_steps: Annotated[Positive, says("Most steps that a task may record")] = 10_000
+    max_task_step_bytes: Annotated[Size, says("Most bytes of all the steps of a task")] = 2**26
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload of any tenant, in bytes of JSON")] = 2**20

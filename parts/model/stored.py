@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model import stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model import stored_journal, stored_oauth, stored_webhooks, wire
 from asyncgate.parts.model.cards import (
     CARDS,
     OF_ARCHIVE,
@@ -130,13 +130,17 @@ class Lease(Struct, frozen=True):
 @stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False,
         left_alone="goes with its task; of another principal's task it is that principal's")
 class Progress(Struct, frozen=True):
-    """The last progress of a task; the next worker gets it as a checkpoint."""
+    """What a task keeps for its next worker: the last progress, which is its checkpoint, and what was counted."""
 
     task_id: IdText                     # of the task
     progress: Content[Json]             # JSON
-    sequence: int                       # reports so far
-    fence: int                          # the lease it was reported under
-    updated_at: float                   # when it was reported
+    sequence: int                       # changes of this row so far
+    fence: int                          # the lease it was changed under
+    updated_at: float                   # when it was changed
+    parks: int = 0                      # times that a worker has parked the task
+    steps: int = 0                      # steps that are recorded
+    step_bytes: int = 0                 # bytes of their values
+    steps_sha256: Plain[str | None] = None  # digest of the last one, which covers them all
 
 
 @stored("receipts", "the proof of who owes what to whom",
@@ -471,6 +475,7 @@ class Usage(Struct, frozen=True):
     leases: int = 0                     # live leases
     receipt_bytes: int = 0              # of receipt bodies
     terminal: int = 0                   # tasks that have ended
+    step_bytes: int = 0                 # of the values of recorded steps
 
 
 @stored("meters", "what a tenant uses, until it is in a usage event", "until they are in a usage event, some minutes",
@@ -488,7 +493,7 @@ class Meter(Struct, frozen=True):
     lease_ms: int = 0                   # each such change times the milliseconds at which it came
     receipt_bytes: int = 0              # of the stored bodies of receipts
     receipt_moments: int = 0            # each change times the seconds at which it came
-    payload_bytes: int = 0              # of the stored payloads and outcomes of tasks
+    payload_bytes: int = 0              # of the stored payloads, outcomes and steps of tasks
     payload_moments: int = 0            # as of receipts
     reads: int = 0                      # calls
     writes: int = 0                     # calls that are not heartbeats
@@ -503,7 +508,7 @@ class UsageHead(Struct, frozen=True):
     until: int                          # Unix time
     leases: int = 0                     # live ones
     receipt_bytes: int = 0              # of stored bodies
-    payload_bytes: int = 0              # of stored payloads and outcomes
+    payload_bytes: int = 0              # of stored payloads, outcomes and steps
 
 
 @stored("usage_events", "what a tenant used, for bills and budgets", "`usage_retention_days`", "upkeep, daily",
@@ -518,7 +523,7 @@ class UsageEvent(Struct, frozen=True):
     tasks: int = 0                      # created
     lease_ms: int = 0                   # milliseconds of all leases
     receipt_byte_seconds: int = 0       # bodies of receipts, bytes times seconds
-    payload_byte_seconds: int = 0       # payloads and outcomes of tasks, bytes times seconds
+    payload_byte_seconds: int = 0       # payloads, outcomes and steps of tasks, bytes times seconds
     reads: int = 0                      # calls
     writes: int = 0                     # calls that are not heartbeats
     heartbeats: int = 0                 # calls that keep a lease
@@ -671,7 +676,7 @@ class Erased(Struct, frozen=True):
 
 
 # A module with further kinds stands here, too.
-KIND_MODULES = [__name__, stored_oauth.__name__, stored_webhooks.__name__]
+KIND_MODULES = [__name__, stored_journal.__name__, stored_oauth.__name__, stored_webhooks.__name__]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

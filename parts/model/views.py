@@ -60,8 +60,10 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         requirements=show_requirements(task), priority=task.priority, attempt=task.attempt,
         max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds,
         fence=lease.fence if lease else task.fence,     # of the newest lease: a move to another gate raised the task's
-        expiries=task.expiries, max_expiries=task.max_expiries, held=task.held, idempotency_key=task.idempotency_key,
-        asyncgate_instance=task.asyncgate_instance, obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
+        expiries=task.expiries, max_expiries=task.max_expiries, parks=progress.parks if progress else 0,
+        steps=progress.steps if progress else 0,
+        held=task.held, idempotency_key=task.idempotency_key, asyncgate_instance=task.asyncgate_instance,
+        obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
         created_at=to_utc(task.created_at), updated_at=to_utc(task.updated_at),
         next_eligible_at=to_utc_or_none(task.next_eligible_at) if task.status == "queued" else None,
         started_at=to_utc_or_none(task.started_at), **show_terms(terms),
@@ -69,6 +71,11 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
         rerun_of=terms.rerun_of, **show_trace(terms))
+
+
+def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
+    """Return what the receipt of a completion says of the steps that were recorded."""
+    return {"steps": progress.steps, "steps_sha256": progress.steps_sha256} if progress and progress.steps else {}
 
 
 def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
@@ -138,7 +145,8 @@ def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress:
         expected_outcome_kind=terms.expected_outcome_kind, expected_artifact_mime=terms.expected_artifact_mime,
         result_delivery=terms.result_delivery, timeouts=terms.timeouts, obligation_receipt_id=task.duty,
         caused_by_receipt_id=read_cause(task.payload) or task.duty,
-        progress=to_raw(progress.progress if progress else None), **show_trace(terms))
+        progress=to_raw(progress.progress if progress else None),
+        steps=progress.steps if progress and progress.steps else msgspec.UNSET, **show_trace(terms))
 
 
 def read_cause(payload: str) -> str | None:

@@ -62,6 +62,7 @@ Cursor = Annotated[str, Meta(min_length=1)]
 Summary = Annotated[str, Meta(max_length=65_536)]       # the limit of a receipt's body (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
+Natural = Annotated[int, Meta(ge=0, le=WIDEST)]
 Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; clamped to the maximum")]
 Pause = Annotated[float, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)]
 Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answer; clamped to 30")]
@@ -191,6 +192,7 @@ class Terms(Struct, omit_defaults=True):
     expected_artifact_mime: Name | None = None
     result_delivery: Text | None = None
     timeouts: Timeouts | None = None
+    max_parks: Natural | None = None
 
 
 class Requirements(Struct):
@@ -234,8 +236,7 @@ class CreateTask(AsPrincipal, kw_only=True):
     retry_backoff_seconds: Annotated[Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None,
                                      says("pause before the second attempt; it doubles")] = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
-    max_expiries: Annotated[Annotated[int, Meta(ge=0, le=WIDEST)] | None,
-                            says("lost leases before a hold; 0: never")] = None
+    max_expiries: Annotated[Natural | None, says("lost leases before a hold; 0: never")] = None
     task_summary: Annotated[Text | None, says("one line for people")] = None
     instructions: Annotated[Text | None, says("what the worker is to do, in words")] = None
     success_criteria: Annotated[Any, says("when it is done; kept and passed on")] = None
@@ -245,6 +246,7 @@ class CreateTask(AsPrincipal, kw_only=True):
                                                  "discharges the task; artifact (or \"store artifact pointer\"); other "
                                                  "text is kept and has no effect")] = None
     timeouts: Annotated[Timeouts | None, says("default lease and a deadline")] = None
+    max_parks: Annotated[Natural | None, says("times it may be parked before a hold; 0: any number")] = None
     created_by: Annotated[CreatedBy | None, says("the creator, as peers spell it")] = None
     tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
@@ -416,8 +418,15 @@ class RenewLease(LeaseAsk, kw_only=True):
 class ReleaseLease(LeaseAsk, kw_only=True):
     """Give a lease back."""
 
-    example = (examples.HOLDER, {"ok": True, "status": "queued", "requeued": True})
+    example = ({**examples.HOLDER, "after_seconds": 3600, "reason": "the export is not ready"},
+               {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": examples.LATER})
+    refusals = (*LeaseAsk.refusals, errors.ReceiptTooLarge, errors.QuotaExceeded)
     next_step = "lease_next leases other work."
+    after_seconds: Annotated[Pause | None, says("park the task: it is not offered before so many seconds")] = None
+    until: Annotated[Moment | None, says("park the task: it is not offered before this time")] = None
+    checkpoint: Annotated[AnyJson, says("progress for the next worker, as report_progress takes it")] = field(
+        default_factory=nothing)
+    reason: Annotated[Text | None, says("why; explain_task and the receipt tell it")] = None
 
 
 class ListLeases(AsWorker, kw_only=True):
@@ -731,6 +740,8 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     fence: int
     expiries: int
     max_expiries: int
+    parks: Annotated[int, says("times that a worker has parked it: release_lease with a time")]
+    steps: Annotated[int, says("steps that are recorded of it: list_steps")]
     held: str | None
     idempotency_key: str | None
     asyncgate_instance: str
@@ -782,6 +793,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     caused_by_receipt_id: str
     progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
+    steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
@@ -1008,6 +1020,7 @@ class GateConfig(Struct):
     capabilities: list[str]
     version: str
     worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may report the ends of tasks
+    max_progress_bytes: Annotated[int, says("of a progress report or a checkpoint")] = 65_536
 
 
 class You(Struct):

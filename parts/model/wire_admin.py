@@ -200,6 +200,7 @@ class Used(Struct):
     concurrent_leases: int
     receipt_storage_bytes: int
     terminal_tasks: int
+    step_storage_bytes: int
     tasks_this_hour: int | None = None
     api_calls_this_hour: int | None = None
 
@@ -215,6 +216,7 @@ class Limits(Struct):
     active_tasks: int
     concurrent_leases: int
     receipt_storage_gb: int
+    step_storage_gb: int
     terminal_tasks: int
     receipts_per_task: int
     max_payload_bytes: int

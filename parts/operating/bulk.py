@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Needs, Operation, Work, instant
+from asyncgate import Caller, Engine, Needs, Operation, Work
 from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.model import errors, queries, stored, wire, wire_operating
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.ids import first_id, mark_of, span_ids
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.views import summarize, to_utc, to_utc_or_none

@@ -15,13 +15,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import CANCELED, CORE_OPERATIONS, FAILED, Caller, Engine, Operation, forbid, matches
+from asyncgate import CANCELED, CORE_OPERATIONS, EXPIRED, FAILED, Caller, Engine, Operation, forbid, matches
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model import errors, queries, stored, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.overdue import alive, is_lost
+from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
 from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
@@ -177,8 +178,9 @@ def explain_hold(at: Facts) -> wire_workers.Cause | None:
     """It is on hold."""
     if at.task.status != "queued" or at.task.held is None:
         return None
-    lost_to = sorted(set(decode_json(at.task.lost_to)))
-    why = {"lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
+    lost_to, parks = sorted(set(decode_json(at.task.lost_to))), at.progress.parks if at.progress else 0
+    why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is all it may be (max_parks)",
+           "lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
            RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
     return make_cause(at, "on_hold", f"It is on hold: {why}.",
                       wire_workers.Evidence(since=to_utc(at.task.updated_at), held=at.task.held,
@@ -236,9 +238,20 @@ def explain_backoff(at: Facts) -> wire_workers.Cause | None:
                       "to workers again", find_message(error) if error else None)
 
 
+def explain_park(at: Facts) -> wire_workers.Cause | None:
+    """Its worker gave it back until a time."""
+    if not is_delayed(at) or at.lease is None or at.lease.ending != "released":
+        return None
+    reason = read_body(at.said).get("why") if at.said and at.said.lease_id == at.lease.lease_id else None
+    why = f": {words.cut_line(reason, MOST_SAID)}" if reason else ""
+    until = f"{to_utc(at.task.next_eligible_at or at.now):%Y-%m-%d %H:%M:%S} UTC"
+    return make_delay(at, "parked", f"{at.lease.worker} parked it until {until}{why}; it is offered to workers again",
+                      reason)
+
+
 def explain_jitter(at: Facts) -> wire_workers.Cause | None:
     """Its lease ran out together with others, which are offered again one after another."""
-    if not is_delayed(at) or at.lease is None or at.lease.ending == "failed":
+    if not is_delayed(at) or at.lease is None or at.lease.ending in ("failed", "released"):
         return None
     return make_delay(at, "jitter", "Its lease ran out together with many others, which come back one after another; "
                       "it is offered to workers again")
@@ -466,8 +479,8 @@ def find_message(error: Any) -> str:
 
 CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
     explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
-    explain_delay, explain_backoff, explain_jitter, explain_no_worker, explain_quota, explain_busy, explain_queue,
-    explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
+    explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_quota, explain_busy,
+    explain_queue, explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
 
 
 # Making them.
@@ -552,16 +565,16 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
 
 
 async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> stored.Receipt | None:
-    """Return the receipt that says how the last attempt of a waiting task failed, or who canceled it.
+    """Return the receipt that says how the last lease of a waiting task was given up, or who canceled it.
 
     Not in the transaction of the other facts: a page of receipts may wait for writers.
     """
-    waits = facts.task.status == "queued" and facts.lease is not None and facts.lease.ending == "failed"
-    if not waits and facts.task.status != "canceled":
+    last = facts.task.status if facts.task.status != "queued" or facts.lease is None else facts.lease.ending
+    type = {"failed": FAILED, "released": EXPIRED, "canceled": CANCELED}.get(last)
+    if type is None or facts.task.status not in ("queued", "canceled"):
         return None
-    type = (FAILED if waits else CANCELED).type
     rows = await engine.backend.page(tenant_id,
-                                     queries.ReceiptFilter(None, facts.task.task_id, type, None, 1, newest=True))
+                                     queries.ReceiptFilter(None, facts.task.task_id, type.type, None, 1, newest=True))
     return rows[0] if rows else None
 
 

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Work, instant, lane_of
+from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Work, lane_of
 from asyncgate.parts.identity.admin import audit_change, target_tenant, write_audited
 from asyncgate.parts.model import errors, queries, stored, wire, wire_operating
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.pausing import Pause, encode_pauses, find_pauses
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.words import say_list

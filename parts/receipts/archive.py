@@ -353,7 +353,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
             work.drop_record(stored.Task, task_id)
-        work.count_usage(terminal=-len(over))
+            work.count_usage(terminal=-1, step_bytes=-work.find_progress(task_id).step_bytes)
         return len(over)
 
     return await engine.change(tenant_id, go, tasks=ids)

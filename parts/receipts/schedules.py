@@ -18,12 +18,12 @@ from asyncgate import (
     Sweep,
     Work,
     forbid,
-    instant,
     its_key,
     its_tasks,
     speaker,
 )
 from asyncgate.parts.model import errors, stored, wire, wire_operating
+from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.overdue import has_passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -12,7 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.history import Call, Stored, violations
+from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.stored import Bulk, Event, Lease, Receipt, Task
+from asyncgate.parts.model.stored_journal import RecordedStep
 
 HERE, THERE = "tenant here", "tenant there"
 
@@ -181,6 +184,48 @@ def leases_to_a_paused_worker(f: Forgery) -> None:
 
 def leases_in_a_paused_tenant(f: Forgery) -> None:
     leases_under(f, "w1", whole_tenant=True)
+
+
+def parks(f: Forgery, again_at: float, parks: int = 1) -> None:
+    """Park task v for a minute, and lease it again."""
+    moment = datetime.fromtimestamp(f.clock + 60, UTC).isoformat()
+    f.receipt("v-3", "lease.expired", "v", "asyncgate", "eve", lease="v-a", parents=("v-2",), reason="parked",
+              parked_until=moment, parks=parks)
+    f.clock += again_at
+    f.receipt("v-4", "task.accepted", "v", "w1", lease="v-b", parents=("v-1",), fence=2)
+    f.change("v", fence=2)
+    f.lease("v", "v-b", 2, "live")
+
+
+def leases_what_is_parked(f: Forgery) -> None:
+    parks(f, again_at=59)
+
+
+def counts_a_park_twice(f: Forgery) -> None:
+    parks(f, again_at=61, parks=2)
+
+
+def records(f: Forgery, kept: str = "1", place: int = 1, told: int = 1) -> None:
+    """Record a step of task t, which was completed."""
+    f.call("record_step", "w1", {"seq": 1, "name": "half", "steps": 1}, task_id="t", lease_id="t-b", seq=1, name="half",
+           value=1)
+    digest = sha256(None, 1, "half", hashlib.sha256(b"1").hexdigest())
+    f.end.steps["t"] = {1: RecordedStep("t", f"{1:010d}", "half", kept, place, 2, f.clock, digest)}
+    f.end.receipts["t-5"] = replace(f.end.receipts["t-5"], body=msgspec.json.encode(
+        {"steps": told, "steps_sha256": digest}).decode())
+
+
+def keeps_another_value_of_a_step(f: Forgery) -> None:
+    records(f, kept="2")
+
+
+def loses_a_step(f: Forgery) -> None:
+    records(f)
+    f.end.steps.clear()
+
+
+def tells_of_more_steps_than_there_are(f: Forgery) -> None:
+    records(f, told=2)
 
 
 def does_less_than_a_bulk_says(f: Forgery) -> None:
@@ -373,7 +418,9 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I8", escalates_beside_the_duty), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
-    ("ORDER", turns_a_claim_around), ("PAUSES", leases_what_is_paused), ("PAUSES", leases_a_paused_lane),
+    ("ORDER", turns_a_claim_around), ("PARKS", leases_what_is_parked), ("PARKS", counts_a_park_twice),
+    ("STEPS", keeps_another_value_of_a_step), ("STEPS", loses_a_step), ("STEPS", tells_of_more_steps_than_there_are),
+    ("PAUSES", leases_what_is_paused), ("PAUSES", leases_a_paused_lane),
     ("PAUSES", leases_to_a_paused_worker), ("PAUSES", leases_in_a_paused_tenant),
     ("BULKS", does_less_than_a_bulk_says), ("BULKS", does_a_step_of_a_bulk_twice),
     ("BULKS", runs_a_task_again_twice_in_bulk), ("BULKS", loses_what_a_bulk_did), ("BULKS", loses_a_bulk),
@@ -404,6 +451,14 @@ def test_a_lease_after_a_resume_that_may_have_been_carried_out_is_allowed(reply:
     f.call("pause_work", "root", {"until": None}, worker="w1")
     f.call("resume_work", "root", reply, worker="w1")
     leases_under(f, "w1", worker="w2")
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_a_recorded_step_and_a_park_are_part_of_a_true_history() -> None:
+    f = truth()
+    records(f)
+    parks(f, again_at=61)
 
     assert violations(f.calls, f.final) == []
 

@@ -104,7 +104,7 @@ def test_leases_are_found_by_an_index_however_many_have_ended(
     steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", ["[]"] * given)]
 
     assert [step for step in steps if step.endswith(f" INDEX {index}")], steps
-    assert not [step for step in steps if "USING PRIMARY KEY (tenant_id=?)" in step], steps
+    assert not [step for step in steps if "USING PRIMARY KEY (tenant_id=?)" in step and "progress" not in step], steps
 
 
 def test_the_leases_of_a_worker_are_listed_without_the_payloads_of_their_tasks() -> None:

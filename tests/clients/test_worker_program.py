@@ -181,6 +181,27 @@ def test_the_exit_status_says_whether_another_attempt_may_succeed(
     assert error["message"].endswith("ended with status 3: bad scan") is ("bad scan" in text)
 
 
+def test_a_program_parks_its_task(gate: Http, begin: Begin, tmp_path: Path) -> None:
+    begin(*script(tmp_path, """\
+        [ "$ASYNCGATE_CHECKPOINT" = 1 ] && echo '"after the rest"' && exit 0
+        echo '{"checkpoint": 1, "park": 0.1}' >&3
+        exit 75
+    """))
+
+    task = run(gate, "t", max_attempts=1)
+
+    assert (task["status"], task["parks"], task["attempt"]) == ("succeeded", 1, 0)
+    assert task["result"]["result"] == "after the rest"
+
+
+def test_a_program_that_parks_its_task_without_a_time_fails_it(gate: Http, begin: Begin, tmp_path: Path) -> None:
+    begin(*script(tmp_path, """echo '{"park": "soon"}' >&3; exit 75"""))
+
+    task = run(gate, "t")
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "invalid_park")
+
+
 def test_lines_on_descriptor_3_are_progress_and_say_where_artifacts_are(
         gate: Http, begin: Begin, tmp_path: Path) -> None:
     begin(*script(tmp_path, """\

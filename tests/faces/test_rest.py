@@ -103,8 +103,10 @@ class Walk:
 
     async def body(self, op: Operation, path: str) -> dict[str, Any]:
         """Make what this operation needs and return a good request, path fields included."""
-        if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "complete", "fail"):
-            needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"}}
+        if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "record_step", "complete",
+                       "fail"):
+            needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"},
+                                                 "record_step": {"seq": 1, "name": "fetch", "value": 1}}
             return await self.held() | needed.get(op.name, {})
         if op.name == "rerun_task":
             return {"task_id": await self.finished(), "agent_id": "ada"}

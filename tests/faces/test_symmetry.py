@@ -419,7 +419,7 @@ class OnEveryTongue(OnSides):
                       for name, (gate, backend) in self.gates.items()]
         self.epoch = self.sides[0].epoch
 
-    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+    def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         outcomes = [side.perform(who, name, fields) for side in self.sides]
         first, *others = [untimed(side.timed(list(outcome)))
                           for side, outcome in zip(self.sides, outcomes, strict=True)]

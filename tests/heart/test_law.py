@@ -11,10 +11,11 @@ from msgspec import Struct
 from msgspec.inspect import StructType, type_info
 from msgspec.structs import replace
 
-from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff, jitter, prolong_lease
+from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.overdue import jitter, prolong_lease
 from asyncgate.parts.model.stored import TERMINAL, Lease, Task
 from asyncgate.parts.model.wire import CreateTask, LeaseNext, Principal, Terms
 from tests.support.each import each

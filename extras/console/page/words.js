@@ -9,6 +9,7 @@ const CAUSES = {
   tenant_suspended: "the tenant is suspended",
   delay: "it was created with a delay",
   backoff: "it rests after a failed attempt",
+  parked: "its worker has parked it until a time",
   jitter: "it rests a moment after a lost lease",
   lease_quota: "the tenant has as many leases as it may have",
   no_worker: "nobody who can take it asks for work",

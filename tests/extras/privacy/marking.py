@@ -66,6 +66,7 @@ async def own_task(gate: Gate, marks: Marks, ended: str) -> str:
     assert offer.task_id == task_id
     worker = gate.as_worker("w1")
     await worker.report_progress(**under(offer), progress={"at": str(marks)})
+    await worker.record_step(**under(offer), seq=1, name=f"read {marks}", value={"at": str(marks)})
     if ended == "completed":
         await worker.complete(**under(offer), result={"text": str(marks)}, artifacts=[{"uri": f"file:///{marks}"}])
         ready = await gate.receipt(task_id, "task.result_ready")

@@ -16,6 +16,7 @@ const METERS = [
   ["Tasks this hour", "tasks_per_hour", (used) => used.tasks_this_hour],
   ["Calls this hour", "api_calls_per_hour", (used) => used.api_calls_this_hour],
   ["Receipts, GB", "receipt_storage_gb", (used) => Number((used.receipt_storage_bytes / GIGABYTE).toFixed(3))],
+  ["Recorded steps, GB", "step_storage_gb", (used) => Number((used.step_storage_bytes / GIGABYTE).toFixed(3))],
   ["Ended tasks kept", "terminal_tasks", (used) => used.terminal_tasks],
 ];
 const OWN_HINT = "Empty: as it is; -1: as the settings say";

@@ -23,8 +23,8 @@ const LONGEST_EDITED = 100000;  // how many letters of a payload a field holds w
 const WHOLE_ID = 36;
 const ENDED = ["succeeded", "failed", "canceled"];
 const ENDS = {succeeded: "good", failed: "problem", canceled: "calm"};
-const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy",
-  workers_busy: "busy"};
+const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", parked: "busy", jitter: "busy",
+  behind: "busy", workers_busy: "busy"};
 
 await addSheet("task.css");
 

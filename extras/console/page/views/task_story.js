@@ -42,7 +42,7 @@ function beginAttempt(story, receipt, at) {
 function endAttempt(attempt, type, receipt, at) {
   const body = receipt.body ?? {};
   attempt.until = at;
-  attempt.ending = type === "lease.expired" && body.reason === "released" ? "released" : ENDS[type];
+  attempt.ending = type === "lease.expired" && ["released", "parked"].includes(body.reason) ? body.reason : ENDS[type];
   attempt.error = body.error ?? null;
   attempt.spent = (body.attempt ?? 0) + 1;
   attempt.end = receipt.receipt_id;

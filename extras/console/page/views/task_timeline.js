@@ -13,10 +13,11 @@ const BAR = {top: 20, height: 12};
 const LEAST_TOLD_MS = 1000;     // a shorter wait that has passed is not told
 const FIRST_LANES = 3;  // of many lanes, these first ones and the last ones are drawn
 const LAST_LANES = 10;
-const SIGNS = {completed: "✓", succeeded: "✓", failed: "✕", expired: "!", released: "↩", canceled: "⊘", going: ""};
+const SIGNS = {completed: "✓", succeeded: "✓", failed: "✕", expired: "!", released: "↩", parked: "⏸", canceled: "⊘",
+  going: ""};
 const ENDINGS = {completed: "completed", failed: "failed", expired: "lease lost", released: "given back",
-  canceled: "canceled"};
-const TONES = {completed: "succeeded", expired: "warning", going: "running", released: "quiet"};
+  parked: "parked", canceled: "canceled"};
+const TONES = {completed: "succeeded", expired: "warning", going: "running", released: "quiet", parked: "quiet"};
 
 /** Show the timeline of a story. */
 export function showTimeline(story, task, page) {
@@ -182,7 +183,7 @@ function listStory(story, lanes, task, now) {
 function listWait(wait, now) {
   const length = sayLength(((wait.until ?? now) - wait.from) / 1000);
   const after = {creation: "", failed: " after a failure", expired: " after a lost lease",
-    released: " after the lease was given back"}[wait.after] ?? "";
+    released: " after the lease was given back", parked: ", parked by its worker"}[wait.after] ?? "";
   const rest = wait.resting && (wait.resting > now ? `; it is offered in ${sayLength((wait.resting - now) / 1000)}`
     : wait.after === "failed" ? `, the first ${sayLength((wait.resting - wait.from) / 1000)} of it as back-off` : "");
   return h("li", {key: `wait ${wait.from}`, class: "wait"},

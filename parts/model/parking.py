@@ -1,0 +1,34 @@
+"""Parking: a worker gives a lease back until a time; that is neither a failure nor a loss, and has its own count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncgate.parts.model import errors, stored, wire
+from asyncgate.parts.model.clock import instant
+from asyncgate.parts.model.views import decode_terms, to_utc
+
+PARKS_LIMIT = "max_parks"       # the limit, and why a task that has reached it is on hold
+GIVEN_BACK = frozenset({"released", "parked"})      # why a lease.expired was written that its worker asked for
+
+
+def find_park_end(ask: wire.ReleaseLease, now: float) -> float | None:
+    """Return until when a task is parked; None if it is offered again at once."""
+    if ask.after_seconds is not None and ask.until is not None:
+        raise errors.InvalidRequest("release_lease takes after_seconds or until, not both")
+    if ask.after_seconds is not None:
+        return now + ask.after_seconds
+    until = instant(ask.until)
+    return None if until is None else max(until, now)
+
+
+def why_parked_out(task: stored.Task, parks: int, limit: int) -> str | None:
+    """Return why a task is put on hold that was parked so often: its own limit, or the gate's; 0 is none."""
+    own = decode_terms(task.terms).max_parks
+    most = limit if own is None else own
+    return PARKS_LIMIT if 0 < most <= parks else None
+
+
+def describe_park(until: float | None, parks: int, why: str | None) -> dict[str, Any]:
+    """Return what the receipt says of a lease that was given back."""
+    return {"why": why, **({} if until is None else {"parked_until": to_utc(until), "parks": parks})}
