@@ -1398,9 +1398,9 @@ class Engine:
             raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
-        """Give a task back unfinished: it is offered again at once, or parked until a time of your choice.
+        """Give a task back unfinished: it is offered again at once, or parked until a time.
 
-        Neither costs an attempt or an expiry.  A task that was parked max_parks times is on hold.
+        Neither costs an attempt or an expiry; a task that was parked max_parks times is on hold.
         """
         if self._find_repeat(work, caller, ask, "released"):
             return Released(True, "queued", True, to_utc_or_none(work.require_task(ask.task_id).next_eligible_at))

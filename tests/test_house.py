@@ -68,7 +68,7 @@ CEILINGS = {
     "parts/faces": 4_560,
     "parts/identity": 5_520,
     "parts/metrics": 580,
-    "parts/model": 7_700,
+    "parts/model": 7_850,
     "parts/operating": 2_180,
     "parts/process": 2_150,
     "parts/receipts": 2_000,

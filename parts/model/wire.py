@@ -422,11 +422,11 @@ class ReleaseLease(LeaseAsk, kw_only=True):
                {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": examples.LATER})
     refusals = (*LeaseAsk.refusals, errors.ReceiptTooLarge, errors.QuotaExceeded)
     next_step = "lease_next leases other work."
-    after_seconds: Annotated[Pause | None, says("park the task: it is not offered before so many seconds")] = None
-    until: Annotated[Moment | None, says("park the task: it is not offered before this time")] = None
+    after_seconds: Annotated[Pause | None, says("park it for so long")] = None
+    until: Annotated[Moment | None, says("park it until this time")] = None
     checkpoint: Annotated[AnyJson, says("progress for the next worker, as report_progress takes it")] = field(
         default_factory=nothing)
-    reason: Annotated[Text | None, says("why; explain_task and the receipt tell it")] = None
+    reason: Annotated[Text | None, says("why")] = None
 
 
 class ListLeases(AsWorker, kw_only=True):

@@ -27,10 +27,10 @@ RARE = frozenset({
     "ready", "record_step", "report_schedule", "resume_schedule", "run_schedule", "search_tasks",
     "sign_out_everywhere", "withdraw_consent"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
-RARE_ARGUMENTS = frozenset({"expected_artifact_mime", "expected_outcome_kind", "max_expiries", "payload_pointer",
-                            "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
+RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
+                            "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
-                            "max_parks", "process", "newest", "resumption_id"})
+                            "max_parks", "process", "until", "newest", "resumption_id"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
 ToolForm = Literal["full", "brief", "named"]
@@ -151,7 +151,8 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
     creators = {"created_by", "tasker_principal"} if issubclass(kind, wire.CreateTask) else set[str]()
-    rare = RARE_ARGUMENTS if issubclass(kind, wire.CreateTask | wire.ListTasks) else frozenset[str]()
+    rare = RARE_ARGUMENTS if issubclass(
+        kind, wire.CreateTask | wire.ListTasks | wire.ReleaseLease) else frozenset[str]()
     return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators | rare
 
 
