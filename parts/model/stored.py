@@ -128,6 +128,7 @@ class Lease(Struct, frozen=True):
 
 
 @stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False,
+        defaults="parks steps step_bytes",
         left_alone="goes with its task; of another principal's task it is that principal's")
 class Progress(Struct, frozen=True):
     """What a task keeps for its next worker: the last progress, which is its checkpoint, and what was counted."""

@@ -8,7 +8,7 @@ from asyncgate.parts.model.cards import OF_TASK, WITH_IT, Content, IdText, Json,
 
 
 @stored("steps", "what is done of a task, for the next worker", OF_TASK, WITH_IT, key="task_id step_id",
-        append_only=True, rowid=True,
+        append_only=True, protected=True, rowid=True,
         left_alone="goes with its task; of another principal's task it is that principal's")
 class RecordedStep(Struct, frozen=True):
     """One step of a task that is done, and what it gave; never changed."""

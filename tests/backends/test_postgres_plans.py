@@ -472,7 +472,7 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
         judge, asked = await Judge.of(root), await functions(root)
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
-        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 4, "prune_audit": 1,
+        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 5, "prune_audit": 1,
         "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
 
     for name, parts in asked.items():

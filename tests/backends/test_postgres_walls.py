@@ -101,7 +101,7 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
-KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit",
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "steps", "events", "audit",
         "ledger", "api_keys")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
@@ -335,6 +335,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     ada, w1, cron = gate.as_agent(), gate.as_worker(), gate.as_worker("cron")
     done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
     await w1.report_progress(**under(done), progress=mark)
+    await w1.record_step(**under(done), seq=1, name="read", value=mark)
     await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
     retried = await gate.leased(payload=mark, max_attempts=3, retry_backoff_seconds=600)
     await w1.fail(**under(retried), error=mark, retryable=True)

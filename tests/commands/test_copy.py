@@ -163,7 +163,7 @@ async def live(gate: Gate) -> None:
     await gate.create(type="delayed", delay_seconds=3600)
     running = await gate.leased(type="long", timeouts={"lease_ttl_seconds": 1800})
     await gate.as_worker().report_progress(**under(running), progress={"at": WILD})
-    await gate.as_worker().record_step(**under(running), seq=1, name=WILD, value={"at": WILD})
+    await gate.as_worker().record_step(**under(running), seq=1, name="wild", value={"at": WILD})
     leased = await gate.leased("w2", type="leased", timeouts={"lease_ttl_seconds": 1800})
     await gate.as_worker("w2").renew_lease(**under(leased))
     await gate.create(type=f"odd {ODD}", payload={"text": WILD, "n": 1.0}, requirements={"capabilities": ["gpu", ODD]},
