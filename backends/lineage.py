@@ -18,14 +18,7 @@ HOW_TO_MOVE = ("go on with that version, or move the receipts: run `asyncgate re
                "`asyncgate rebuild --file` with this one, into an empty database")
 
 # First migrations of the past, and the one of today that makes the same tables from another text.
-SAME_TABLES = {
-    "2e0eb1e86d599fafa8c55f4313fbcdd6544a5d5658e16c166b34ed560e782b3b":
-        "d3c47353de0b93432c1462593530a4f8f5f27c91b20cd5024ce9ca2aa1ad520a",     # SQLite, each wall written out
-    "6f135cd629914a7cca30c9ee526e5fa6a088dee4d584acaa91f348f08106a9f0":
-        "d3c47353de0b93432c1462593530a4f8f5f27c91b20cd5024ce9ca2aa1ad520a",     # SQLite, each table written out
-    "b288ba25636b504c0c01058485be8deeee3d9c253a3eb931a55bca1d8ad614ce":
-        "65c741198633e88dac375f30534ebf45ff5dc85e4abb15dc82d76160af73be76",     # Postgres, the same
-}
+SAME_TABLES: dict[str, str] = {}
 
 
 @cache      # it takes half of the time that an empty database needs to open

@@ -340,7 +340,7 @@ async def test_a_database_of_an_unreleased_version_is_refused_and_left_as_it_is(
 def test_no_first_migration_is_taken_for_one_that_there_is_no_more() -> None:
     ours = {first_digest(), digest(migrations()[0].sql)}
 
-    assert {*SAME_TABLES.values()} == ours, "empty SAME_TABLES: older databases have other tables now"
+    assert {*SAME_TABLES.values()} <= ours, "empty SAME_TABLES: older databases have other tables now"
 
 
 # What the files say.
