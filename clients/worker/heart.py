@@ -30,7 +30,7 @@ class Pulse:
         self.until, self.renew_at, self.rest_until = now + 3 * every_seconds, now + every_seconds, 0.0
         self.grace_seconds = 0.0    # beyond its end, while the gate is away: it may give the time back
         self.news: Any = None       # the newest progress that is not sent yet; it replaces older progress
-        self.refused: Refusal | None = None     # why the gate refused the last progress
+        self.refused: Exception | None = None   # why the last progress is not with the gate
         self.running = False        # whether the gate has marked the task as running
         self.silent = threading.Event()
         self.silent.set()

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import logging
 import math
 import threading
 import traceback
@@ -30,6 +31,8 @@ HOPELESS = (NameError, SyntaxError, NotImplementedError, TooLarge)
 PROGRESS_BYTES = 65_536         # that a gate takes which does not say it
 # A future refuses the first; the others would stop the event loop.
 UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+
+log = logging.getLogger("asyncgate.worker")
 
 
 class Retry(Exception):
@@ -110,7 +113,11 @@ class Job:
     def report(self, progress: Any) -> None:
         """Report progress.  It returns at once; newer progress replaces older that is not sent yet.  Raises Lost."""
         progress = to_json_value(progress, "progress")
-        self._send(progress if isinstance(progress, dict) else {"progress": progress}, self.checkpoint)
+        try:
+            self._send(progress if isinstance(progress, dict) else {"progress": progress}, self.checkpoint)
+        except TooLarge as flaw:        # it is for people, and must not take the checkpoint with it
+            self.pulse.refused = flaw
+            log.warning("%s: its progress is not sent: %s", self, flaw)
 
     def save(self, checkpoint: Any) -> None:
         """Save a checkpoint from which the next worker can resume if this worker dies.  Raises Lost, or TooLarge.

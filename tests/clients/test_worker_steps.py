@@ -149,7 +149,7 @@ async def test_a_step_that_json_cannot_express_is_not_begun_if_that_is_declared(
     assert task["result"]["error"]["code"] == "TypeError"
 
 
-@pytest.mark.parametrize(("how", "limit"), [("save", "2000"), ("report", "2000"), ("step", "3000")])
+@pytest.mark.parametrize(("how", "limit"), [("save", "2000"), ("step", "3000")])
 async def test_what_is_too_large_is_an_error_at_the_call_with_the_limit(
         gate: AsyncHttp, how: str, limit: str) -> None:
     runs: list[int] = []
