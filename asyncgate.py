@@ -87,7 +87,7 @@ from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
-from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck, jitter
+from asyncgate.parts.model.overdue import alive, backoff, is_late, is_lost, is_spent, is_stuck, jitter, lost
 from asyncgate.parts.model.parking import describe_park, find_park_end, GIVEN_BACK, why_parked_out
 from asyncgate.parts.model.resuming import (
     add_loss, is_new_process, is_resumption, MOST_RESUMED, name_process, would_hold)
@@ -97,11 +97,11 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
+    ACTIVE, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
     Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
-    decode_terms, describe_steps, measure_task, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc,
-    to_utc_or_none)
+    answer_success, decode_terms, describe_steps, LOCATE, measure_task, show_lease, show_offer, show_receipt,
+    show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
@@ -211,7 +211,9 @@ FAIL = Step("fail", ACTIVE, "failed")
 RETRY = Step("retry", ACTIVE, "queued")             # PH.4: costs an attempt
 EXPIRE = Step("expire", ACTIVE, "queued")           # PH.4: costs none
 CANCEL = Step("cancel", QUEUED | ACTIVE, "canceled")
-STEPS = (CLAIM, START, SUCCEED, FAIL, RETRY, EXPIRE, CANCEL)
+ASK = Step("ask", ACTIVE, "queued")                 # costs neither
+GIVE_UP = Step("give_up", QUEUED, "failed")         # an answer that the worker needs has not come
+STEPS = (CLAIM, START, SUCCEED, FAIL, RETRY, EXPIRE, CANCEL, ASK, GIVE_UP)
 
 
 class Contract(Struct, frozen=True):
@@ -238,20 +240,25 @@ ANOMALY = Contract("system.anomaly", "asyncgate", "owner", "given")
 ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
 SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
 UNSCHEDULED = Contract("schedule.deleted", "caller", "owner", "given")
+INPUT_REQUESTED = Contract("input.requested", "worker", "target", "accepted")
+INPUT_ANSWERED = Contract("input.answered", "caller", "asyncgate", "given")
+INPUT_EXPIRED = Contract("input.expired", "asyncgate", "target", "given")       # not answered in time, or task ended
+GIVEN_UP = Contract("task.failed", "asyncgate", "asyncgate", "duty")
 
 # What a step writes; every terminal one is followed by RESULT_READY, and EXPIRED and FAILED perhaps by ESCALATED.
 EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
-            EXPIRE.name: EXPIRED, CANCEL.name: CANCELED}
+            EXPIRE.name: EXPIRED, CANCEL.name: CANCELED, ASK.name: INPUT_REQUESTED, GIVE_UP.name: GIVEN_UP}
 
 # Which receipts open an obligation, and which discharge it (PH.1.3).
 TERMINATES = {
     "task.assigned": frozenset({"task.completed", "task.failed", "task.canceled"}),
     "schedule.created": frozenset({"schedule.deleted"}),
+    "input.requested": frozenset({"input.answered", "input.expired"}),
 }
 DISCHARGING = frozenset().union(*TERMINATES.values())
-RECEIPT_TYPES = tuple(sorted({contract.type for contract in (
+RECEIPT_TYPES = tuple(sorted({one.type for one in (
     ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
-    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
+    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED, INPUT_REQUESTED, INPUT_ANSWERED, INPUT_EXPIRED)}))
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write", "metrics:read"})
@@ -261,7 +268,6 @@ STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
 TASKS_AT_ONCE = 16              # that a list reads before it knows how large they are
-LOCATE = "Complete again with artifacts or delivery_proof, or call attach_artifacts."
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
@@ -310,32 +316,6 @@ def fences_skipped(event: Event) -> int:
     return int(decode_json(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
-def backoff(base: int, attempt: int, limit: int) -> float:
-    """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
-    return float(min(base * 2 ** min(attempt - 1, 64), limit))
-
-
-LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
-
-
-def answer_success(task: Task, result_differs: bool = False) -> Ok:
-    """Answer for a task that succeeded: whether its obligation is still open, and what discharges it."""
-    return Ok(True, "succeeded", obligation="open" if task.owed else "discharged", next=LOCATE if task.owed else None,
-              result_differs=result_differs)
-
-
-def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grace: float) -> str | None:
-    """Say why `holder` does not hold the latest lease of a task, or None if it does."""
-    if lease is None:
-        return "unknown"
-    if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
-        return "superseded" if lease.fence > (ask.fence or 1) else "unknown"
-    if not lease.worker.same(holder) or (
-            lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
-        return "unknown"
-    if lease.ending != "live":
-        return LOST_REASONS.get(lease.ending, "expired")
-    return None if alive(lease, now, grace) else "expired"
 
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
@@ -689,7 +669,7 @@ class Work:
 
 
 T = TypeVar("T", bound=Ask)
-Waits = GetTask | LeaseNext | ListReceipts | ListOpenObligations
+Waits = Any                 # a request with wait_seconds
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
 V = TypeVar("V")
@@ -733,6 +713,9 @@ class Extension:
 
     def report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
+
+    def look_after(self, work: Work, task: Task) -> None:
+        """Act on a task that has ended, was put on hold, or is swept."""
 
     # Around a batch.
 
@@ -1108,10 +1091,10 @@ class Engine:
             return await read()
         if caller.note_wait is not None:
             caller.note_wait(ask.task_id)
-        return await self._wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
+        return await self.wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
                                         lambda record: record.status in TERMINAL)
 
-    async def _wait_to_read(self, caller: Caller, ask: Waits, wants: Wants, read: Callable[[], Awaitable[R]],
+    async def wait_to_read(self, caller: Caller, ask: Waits, wants: Wants, read: Callable[[], Awaitable[R]],
                             has_come: Callable[[R], Any]) -> R:
         """Read again and again until what is wanted has come; costs nothing between two reads."""
         begun = asyncio.get_running_loop().time()
@@ -1127,7 +1110,7 @@ class Engine:
         """Read a page of receipts or obligations; while it is empty, wait for a receipt that would be on it."""
         rows, wants = ("receipts", await self.find_wants(caller, ask)) if isinstance(ask, ListReceipts) else (
             "open_obligations", Wants(to=self.require_subject(caller, ask), types=frozenset(TERMINATES)))
-        return await self._wait_to_read(caller, ask, wants, partial(self._run_now, op, caller, ask),
+        return await self.wait_to_read(caller, ask, wants, partial(self._run_now, op, caller, ask),
                                         attrgetter(rows))
 
     async def find_wants(self, caller: Caller, ask: ListReceipts) -> Wants:
@@ -1160,7 +1143,7 @@ class Engine:
         return True
 
     def _limit_wait(self, begun: float, ask: Waits) -> float:
-        return begun + min(ask.wait_seconds, self.longest_wait)
+        return begun + float(min(ask.wait_seconds, self.longest_wait))
 
     async def read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
@@ -1243,7 +1226,7 @@ class Engine:
         if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
             work.set_lease(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
-        task = self._discharge_duty(work, work.move_task(task, CANCEL, completed_at=work.now, held=None))
+        task = self.discharge_duty(work, work.move_task(task, CANCEL, completed_at=work.now, held=None))
         self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
@@ -1262,6 +1245,9 @@ class Engine:
         task = self._require_own(work, caller, ask)
         if task.status in TERMINAL:
             return Ok(False, task.status)
+        if task.held == INPUT_REQUIRED:
+            raise InvalidTransition(f"task {task.task_id} waits for an answer; list_inputs shows to what: answer_input "
+                                    "gives it, cancel_task ends the task", status=task.status)
         if task.held is not None:
             work.add_event(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
             task = work.change_task(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
@@ -1417,7 +1403,7 @@ class Engine:
             held = why_parked_out(task, parks, self.settings.max_parks) or held
         work.set_lease(replace(lease, ending="released"))
         task = work.move_task(task, EXPIRE, next_eligible_at=until, started_at=None, held=held)
-        body = {**self._describe_expiry(task, lease, "parked" if parks else "released"),
+        body = {**self.describe_expiry(task, lease, "parked" if parks else "released"),
                 **describe_park(until, parks, ask.reason)}
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
         self._tell_hold(work, task, lease)
@@ -1574,7 +1560,7 @@ class Engine:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
         task = work.change_task(task, artifacts=to_canonical(where).decode() if where else None)
-        task = self._discharge_duty(work, task)
+        task = self.discharge_duty(work, task)
         ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, discriminator="located",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, located)
@@ -1615,7 +1601,7 @@ class Engine:
         task = work.move_task(task, FAIL, completed_at=work.now, outcome=error.decode())
         if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
             self._report_loss(work, task, lease, "max_retries_exceeded")
-        task = self._discharge_duty(work, task)
+        task = self.discharge_duty(work, task)
         ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease,
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, self._enclose_json("error", value, error, task.task_id))
@@ -1699,13 +1685,20 @@ class Engine:
         longest: int = min((self.settings.max_lease_ttl_seconds, *(limit(work) for limit in self.on.limit_lease)))
         return min(wished or self.settings.default_lease_ttl_seconds, longest)
 
-    def _discharge_duty(self, work: Work, task: Task) -> Task:
+    def discharge_duty(self, work: Work, task: Task) -> Task:
+        """Close the obligation of a task, whose end is told next."""
         work.close_obligation(task.duty, task.owner)
         return work.change_task(task, owed=False)
 
     def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
+        self.look_after(work, task)
         self.write_receipt(work, RESULT_READY, task, {"status": task.status, **news}, parents=(ended.receipt_id,))
+
+    def look_after(self, work: Work, task: Task) -> None:
+        """Let extensions act on a task that has ended, was put on hold, or is swept."""
+        for look_after in self.on.look_after:
+            look_after(work, task)
 
     def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, discriminator: str = "",
                        recommended_action: str, **details: Any) -> None:
@@ -1935,6 +1928,7 @@ class Engine:
         if is_stuck(task):
             self._write_anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                                 recommended_action="Cancel the task, or report this as a defect of the gate.")
+        self.look_after(work, work.tasks[task.task_id])
 
     def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """Requeue a task whose lease was lost, which is not a failure (PH.4); put it on hold after too many losses."""
@@ -1944,7 +1938,7 @@ class Engine:
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move_task(task, EXPIRE, held=held, started_at=None, asyncgate_instance=self.instance,
                               next_eligible_at=work.now + pause if pause else None, **add_loss(task, lease))
-        self.write_receipt(work, EMISSION["expire"], task, self._describe_expiry(task, lease, "expired"), lease=lease)
+        self.write_receipt(work, EMISSION["expire"], task, self.describe_expiry(task, lease, "expired"), lease=lease)
         self._report_loss(work, task, lease, "lease_expired")
         self._warn_of_losses(work, task)
         self._tell_hold(work, task, lease)
@@ -1956,8 +1950,10 @@ class Engine:
                                 recommended_action="Look at the workers of this type.")
 
     def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
-        """Tell the owner of a task that is on hold."""
-        if task.held:
+        """Tell the owner of a task that is on hold, unless it waits for an answer."""
+        if task.held == INPUT_REQUIRED:
+            self.look_after(work, task)
+        elif task.held:
             work.add_event(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             text = progress.progress.encode() if (progress := work.progress.get(task.task_id)) else b"null"
             # A receipt that is too large is refused, and the lease could never be taken back.  Numbers may get four
@@ -1969,7 +1965,8 @@ class Engine:
                                 **(last or {"last_progress": None}),
                                 recommended_action="Call release_hold to offer it again, or cancel_task.")
 
-    def _describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
+    def describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
+        """Return the body of a lease.expired."""
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
 

@@ -196,13 +196,18 @@ LOST = """
         SELECT task_id FROM tasks WHERE tenant_id = ?1 AND deadline_at IS NOT NULL AND deadline_at <= ?2
         AND status IN ('queued', 'leased', 'running') ORDER BY deadline_at LIMIT ?4)
     UNION SELECT task_id FROM (
-        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND status = 'queued' AND attempt >= max_attempts LIMIT ?4)"""
+        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND status = 'queued' AND attempt >= max_attempts LIMIT ?4)
+    UNION SELECT task_id FROM (
+        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND held = 'input_required' AND next_eligible_at <= ?2
+        ORDER BY next_eligible_at LIMIT ?4)"""
 LATE_TENANTS = """
     SELECT tenant_id FROM tenants AS t
     WHERE EXISTS (SELECT 1 FROM leases WHERE tenant_id = t.tenant_id AND ending = 'live' AND expires_at <= ?2)
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND deadline_at IS NOT NULL AND deadline_at <= ?1
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
+        OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND held = 'input_required'
+                   AND next_eligible_at <= ?1)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
 # The newest receipt is a sign of life too; it may be newer than the last heartbeat of a killed gate.
 LAST_SIGN = """

@@ -114,11 +114,16 @@ def explain_open_end(node: Node, chain: list[dict[str, Any]], gate: Http) -> str
             "check_terminator", parent_receipt_id=receipt["receipt_id"])["has_terminator"]
         return f"owed to {format_principal(receipt['to'])}" if owed else None
     if receipt["receipt_type"] == "task.accepted":
-        over = any(other["receipt_type"] in LEASE_ENDS
+        over = any((other["receipt_type"] in LEASE_ENDS or is_final_question(other))
                    and (other["lease_id"] == receipt["lease_id"] or not other["lease_id"])
                    and other["receipt_id"] > receipt["receipt_id"] for other in chain)
         return None if over else f"{format_principal(receipt['from'])} is at work"
     return None
+
+
+def is_final_question(receipt: dict[str, Any]) -> bool:
+    """Whether a question ended the lease under which it was asked."""
+    return receipt["receipt_type"] == "input.requested" and bool((receipt["body"] or {}).get("lease_ended"))
 
 
 LEASE_ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")

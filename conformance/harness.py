@@ -305,6 +305,12 @@ class Gate(View):
         assert await self.everything() == before
 
 
+def list_questions(row: stored.Progress) -> list[stored.Question]:
+    """Return what a task has asked, and the answers, without times."""
+    return [replace(question, asked_at=0.0, expires_at=None, answered_at=None)
+            for question in stored.read_questions(row).values()]
+
+
 async def miscounted(gate: Gate) -> list[str]:
     """Return the lanes of which the counted numbers differ from the tasks."""
     there: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -22,11 +22,14 @@ from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
-UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "complete", "fail", "release_lease")
-ENDS_LEASE = {"complete", "fail", "release_lease"}
+UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "complete", "fail", "release_lease",
+               "request_input")
+ENDS_LEASE = {"complete", "fail", "release_lease", "request_input"}
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
                                     stored.Bulk, stored_journal.RecordedStep)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
+OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
+             "input.requested": frozenset({"input.answered", "input.expired"})}
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
 
@@ -103,7 +106,8 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
-        History.pauses, History.parks, History.steps, History.bulks, History.priorities)
+        History.pauses, History.parks, History.steps, History.bulks, History.priorities,
+        History.questions, History.answers)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -169,7 +173,7 @@ class History:
         self.tried[call.operation, lease_id].append(call.started)
         over = self.by_task[call.ask["task_id"]] if call.operation == "cancel_task" else []
         if held := self.held.get(lease_id):
-            over = [held] if call.operation in ENDS_LEASE else []
+            over = [held] if call.operation in ENDS_LEASE and not call.ask.get("keep_lease") else []
             if call.operation == "renew_lease":
                 until = seconds(call.reply["expires_at"]) if call.reply else call.ended + call.ask["extend_by_seconds"]
                 held.surely_until = max(held.surely_until, until if call.reply else 0.0)
@@ -241,9 +245,15 @@ class History:
             if owners.get(call.ask["lease_id"]) != (call.by, call.ask["task_id"]):
                 yield f"{call.operation} of task {call.ask['task_id']} was granted to {call.by}, who did not hold it"
         for task_id in self.end.tasks:
-            for receipt in self.end.of(task_id, "task.completed")[:1] + self.end.of(task_id, "task.failed"):
-                if owners.get(receipt.lease_id) != (receipt.from_id, task_id):
+            for receipt in [*self.end.of(task_id, "task.completed")[:1], *self.end.of(task_id, "task.failed"),
+                            *self.end.of(task_id, "input.requested")]:
+                if owners.get(receipt.lease_id) != (receipt.from_id, task_id) and not self._is_given_up(receipt):
                     yield f"task {task_id} has a {receipt.receipt_type} by {receipt.from_id}, who did not hold it"
+
+    def _is_given_up(self, failed: stored.Receipt) -> bool:
+        """Whether the gate let a task fail because a question of it was not answered in time."""
+        return (failed.receipt_type, failed.from_kind, failed.lease_id) == ("task.failed", "asyncgate", None) and any(
+            body(receipt).get("reason") == "expired" for receipt in self.end.of(failed.task_id, "input.expired"))
 
     def i5_expired(self) -> Iterator[str]:
         """I5: an expired or ended lease cannot do anything."""
@@ -317,16 +327,18 @@ class History:
         yield "task.canceled", count["task.canceled"], int(task.status == "canceled")
         yield "task.result_ready", count["task.result_ready"], len(completed) + final + count["task.canceled"]
         open_ended = lease is not None and lease.ending in ("live", "canceled")
-        ends = len(completed) - located_later + len(failed) + count["lease.expired"] + open_ended
+        asked = sum(body(receipt)["lease_ended"] for receipt in self.end.of(task.task_id, "input.requested"))
+        given_up = sum(receipt.from_kind == "asyncgate" and receipt.lease_id is None for receipt in failed)
+        ends = len(completed) - located_later + len(failed) - given_up + count["lease.expired"] + asked + open_ended
         yield "ends of leases", ends, leased
 
     def i9_obligations(self) -> Iterator[str]:
         """I9: open obligations are those created and not discharged."""
-        created = {receipt.receipt_id for receipt in self.end.receipts.values()
-                   if receipt.receipt_type == "task.assigned"}
-        discharged = {parent for receipt in self.end.receipts.values()
-                      if receipt.receipt_type in ENDING_RECEIPTS.values() for parent in receipt.parents} & created
-        if self.end.obligations != created - discharged:
+        created = {receipt.receipt_id: receipt.receipt_type for receipt in self.end.receipts.values()
+                   if receipt.receipt_type in OPENED_BY}
+        discharged = {parent for receipt in self.end.receipts.values() for parent in receipt.parents
+                      if receipt.receipt_type in OPENED_BY.get(created.get(parent, ""), ())}
+        if self.end.obligations != created.keys() - discharged:
             yield (f"{len(created)} obligations were created and {len(discharged)} discharged, "
                    f"but {len(self.end.obligations)} are open")
         for task in self.end.tasks.values():
@@ -498,6 +510,65 @@ class History:
         for task_id, priority in now.items():
             if task_id in self.end.tasks and self.end.tasks[task_id].priority != priority:
                 yield f"task {task_id} has priority {self.end.tasks[task_id].priority}, not {priority}"
+
+
+    def questions(self) -> Iterator[str]:
+        """A question ends once, after it was asked; its task waits meanwhile, and leaves none open at its end."""
+        for task in self.end.tasks.values():
+            asked = self.end.of(task.task_id, "input.requested")
+            ends = [*self.end.of(task.task_id, "input.answered"), *self.end.of(task.task_id, "input.expired")]
+            for request in asked:
+                mine = [end for end in ends if request.receipt_id in end.parents]
+                if len(mine) > 1:
+                    yield f"question {request.receipt_id} of task {task.task_id} has {len(mine)} ends"
+                elif mine and mine[0].receipt_id < request.receipt_id:
+                    yield f"question {request.receipt_id} of task {task.task_id} ended before it was asked"
+                yield from self._leased_while_open(task, request, mine)
+            if len({body(request)["key"] for request in asked}) < len(asked):
+                yield f"task {task.task_id} has asked two questions under one key"
+            ids = {request.receipt_id for request in asked}
+            yield from (f"{end.receipt_type} {end.receipt_id} answers no question of task {task.task_id}"
+                        for end in ends if ids.isdisjoint(end.parents))
+            is_open = not ids <= {parent for end in ends for parent in end.parents}
+            if task.held == "input_required" and not is_open:
+                yield f"task {task.task_id} waits for an answer, and has no open question"
+            elif is_open and task.status in ENDING_RECEIPTS:
+                yield f"task {task.task_id} is {task.status}, and has an open question"
+
+    def _leased_while_open(self, task: stored.Task, request: stored.Receipt,
+                           ends: list[stored.Receipt]) -> Iterator[str]:
+        """Check that nobody got the task while its question was open, unless it was released from another hold."""
+        until = ends[0].receipt_id if ends else "~"     # which sorts behind all ids
+        released = any(event.event_type == "task.hold_released" for event in self.end.events
+                       if event.task_id == task.task_id)
+        for accepted in self.end.of(task.task_id, "task.accepted"):
+            if request.receipt_id < accepted.receipt_id < until and not released:
+                yield f"task {task.task_id} was leased to {accepted.from_id} while a question of it was open"
+
+    def answers(self) -> Iterator[str]:
+        """Who answers was asked, or says for whom; what was acknowledged is kept, and is what the worker gets."""
+        given: dict[tuple[str, str], tuple[str, str]] = {}
+        for answer in (receipt for receipt in self.end.receipts.values() if receipt.receipt_type == "input.answered"):
+            request, terms = self.end.receipts.get(answer.parents[0] if answer.parents else ""), body(answer)
+            if request is None:
+                continue        # of which `questions` tells
+            given[request.task_id, terms["key"]] = answer.receipt_id, terms["action"]
+            place = terms.get("in_place_of") or {"kind": answer.from_kind, "id": answer.from_id}
+            if (place["kind"], place["id"]) != (request.to_kind, request.to_id):
+                yield f"question {request.receipt_id} was answered by {answer.from_id}, who was not asked"
+            if (answer.from_kind, answer.from_id) == (request.from_kind, request.from_id):
+                yield f"question {request.receipt_id} was answered by the worker that asked it"
+        for call in self.done("request_input"):
+            if said(call)["receipt_id"] not in self.end.receipts:
+                yield f"a question of task {call.ask['task_id']} was acknowledged and is lost"
+        for call in self.done("answer_input"):
+            if given.get((call.ask["task_id"], call.ask["key"])) != (said(call)["receipt_id"], said(call)["action"]):
+                yield f"an answer to {call.ask['key']} of task {call.ask['task_id']} was acknowledged and is lost"
+        for _, offer in self.offers():
+            for key, outcome in (offer.get("inputs") or {}).items():
+                if outcome["action"] != "expired" and given.get((offer["task_id"], key)) != (
+                        outcome["receipt_id"], outcome["action"]):
+                    yield f"an offer of task {offer['task_id']} has an answer to {key} that nobody gave"
 
 
 def target_of(call: Call) -> str:

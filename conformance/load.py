@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.parts.model.database import Around
@@ -35,6 +36,7 @@ REST = {
     "pause_work": "POST /v1/pauses", "drain_work": "POST /v1/pauses/drain", "resume_work": "POST /v1/pauses/resume",
     "preview_bulk": "POST /v1/bulks/preview", "run_bulk": "POST /v1/bulks",
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
+    "request_input": "POST /v1/tasks/{task_id}/inputs", "answer_input": "POST /v1/tasks/{task_id}/inputs/answer",
     "health": "GET /v1/health"}
 
 OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk"}
@@ -45,6 +47,10 @@ TARGETS: list[dict[str, Any]] = [
 BULKS: list[dict[str, Any]] = [
     {"action": "cancel", "type": "rare", "status": "queued"}, {"action": "release"},
     {"action": "prioritize", "status": "queued"}, {"action": "rerun", "status": "failed"}, {"action": "rerun"}]
+# What workers ask the boss, by key.
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "wait": {}, "soon": {"expires_in_seconds": 1}, "must": {"expires_in_seconds": 1, "on_expiry": "fail"}}
+CAN_ASK = bool(are_here(["request_input"]))
 
 
 class OneTenant(Around):
@@ -235,7 +241,7 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
-                     self.pauser(), self.bulker()]
+                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK]
         under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
             yield
@@ -332,6 +338,28 @@ class Load:
             await client.insist("release_lease", **under)
         elif draw < 0.92:
             await client.insist("release_lease", **under, after_seconds=self.random.choice([0.0, 0.05]), checkpoint=1)
+        elif draw < 0.97 and CAN_ASK:
+            await self.ask(client, under)
+
+    async def ask(self, client: Client, under: dict[str, Any]) -> None:
+        """Ask the boss something; go on if there is an answer already."""
+        key, keeps = self.random.choice([*QUESTIONS]), self.random.random() < 0.3
+        asks = {"key": key, "message": "May I?", "to": {"kind": "agent", "id": "boss"}, **QUESTIONS[key]}
+        asked = await client.insist("request_input", **under, **asks, keep_lease=keeps)
+        if asked.reply and not asked.reply["lease_ended"]:
+            await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
+
+    async def boss(self) -> None:
+        """Answer what is asked, but not all at once, and sometimes twice."""
+        client, draw = self.client("boss"), self.random
+        while not self.stopping:
+            page = await client.ask("list_open_obligations", limit=20)
+            for request in page.reply["open_obligations"] if page.reply else ():
+                for _ in range(draw.choice([0, 1, 1, 2])):
+                    await client.insist("answer_input", task_id=request["task_id"], key=request["body"]["key"],
+                                        action=draw.choice(["accept", "decline"]), content={"by": "boss"})
+            await self.server.up.wait()
+            await asyncio.sleep(0.02)
 
     async def pauser(self) -> None:
         """Pause something for a while, again and again; resume it, or let it end by itself."""

@@ -19,7 +19,8 @@ from asyncgate.parts.model import wire
 
 GATE = wire.Principal("asyncgate", "asyncgate-1")
 ENDED = ("succeeded", "failed", "canceled")
-OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}       # PH.1.3
+OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled"),        # PH.1.3
+         "input.requested": ("input.answered", "input.expired")}
 # by class, if a program enables it
 ESCALATES_TO = {1: wire.Principal("agent", "bob"), 2: wire.Principal("worker", "w2")}
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
@@ -89,6 +90,30 @@ class Lease:
 
 
 @dataclass
+class Inquiry:
+    """What a worker has asked somebody, and how that ended."""
+
+    key: str
+    terms: list[Any]                    # all that was asked: the same again asks nothing more
+    request: str                        # the receipt
+    lease_id: str
+    to: wire.Principal
+    asked_by: wire.Principal
+    schema: Any
+    expires_at: float | None
+    on_expiry: str
+    state: str = "open"
+    content: Any = None
+    answered_by: wire.Principal | None = None
+    ended_by: str | None = None         # the receipt of its end
+
+    def outcome(self) -> dict[str, Any]:
+        """Return how it ended, as workers learn it."""
+        return {"action": self.state, "content": self.content, "receipt_id": self.ended_by,
+                "by": self.answered_by and show_principal(self.answered_by)}
+
+
+@dataclass
 class Task:
     """One task (spec 3)."""
 
@@ -121,6 +146,12 @@ class Task:
     outcome: Any = None
     artifacts: Any = None
     leases: list[Lease] = field(default_factory=list)
+    questions: dict[str, Inquiry] = field(default_factory=dict)
+
+    @property
+    def open_questions(self) -> list[Inquiry]:
+        """Return the questions that nobody has answered."""
+        return [question for question in self.questions.values() if question.state == "open"]
 
     @property
     def lease(self) -> Lease | None:
@@ -155,6 +186,7 @@ class BulkOrder:
     left: list[Task] | None = None      # that were not looked at; None before it begins
     done: int = 0
     skipped: int = 0
+    refused: int = 0
 
 
 class Model:
@@ -243,6 +275,7 @@ class Model:
         task.status, task.held, task.owed = "canceled", None, False
         why = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
         self.result_ready(task, self.emit("task.canceled", by, GATE, task, why, [task.duty]), why)
+        self.look_after(task)
         return {"ok": True, "status": "canceled"}
 
     def release_hold(self, by: wire.Principal, ask: Any) -> Reply:
@@ -250,6 +283,8 @@ class Model:
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
             return {"ok": False, "status": task.status}
+        if task.held == "input_required":
+            raise ModelRefusal("invalid_state_transition")
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
             if task.parks:
@@ -329,7 +364,9 @@ class Model:
         assert lease is not None
         return {"task_id": task.task_id, "lease_id": lease.lease_id, "fence": lease.fence, "type": task.ask.type,
                 "payload": parsed(task.ask.payload), "attempt": task.attempt, "expires_at": lease.expires_at,
-                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
+                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner),
+                "inputs": {key: question.outcome() for key, question in task.questions.items()
+                           if question.state != "open"} if task.questions else None}
 
     def renew_lease(self, by: wire.Principal, ask: Any) -> Reply:
         """Renew a live lease by its own length from now; the eleventh renewal is an anomaly (H.7.3)."""
@@ -366,10 +403,11 @@ class Model:
         until = None if ask.until is None else max(ask.until.timestamp() - self.epoch, self.now)
         if parsed(ask.checkpoint) is not None:
             self.keep_progress(task, lease, ask.checkpoint)
+        task.held = "input_required" if task.open_questions else None
         if until is not None:
             task.parks, task.sequence, task.progress_fence = task.parks + 1, task.sequence + 1, lease.fence
             most = 1000 if task.ask.max_parks is None else task.ask.max_parks
-            task.held = "max_parks" if 0 < most <= task.parks else None
+            task.held = "max_parks" if 0 < most <= task.parks else task.held
         task.status, task.next_eligible_at, task.started_at = "queued", until, None
         told = {"why": ask.reason} if until is None else {
             "why": ask.reason, "parks": task.parks, "parked_until": ask.until.strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -450,6 +488,7 @@ class Model:
                           {**body, "completion_metadata": ask.completion_metadata, **where, **steps},
                           [task.duty] if where else [], lease.lease_id)
         self.result_ready(task, ended, {**body, **where})
+        self.look_after(task)
         if not where:
             self.anomaly(task, "success_without_locatability", lease, worker_id=lease.worker.id,
                          receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
@@ -481,6 +520,7 @@ class Model:
                 self.escalate(task, lease, "max_retries_exceeded")
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
             self.result_ready(task, ended, error)
+            self.look_after(task)
             return self.over(lease, "failed", {"ok": True, "status": "failed", "requeued": False,
                                                "next_eligible_at": None})
         self.emit("task.failed", lease.worker, GATE, task, body, [lease.accepted], lease.lease_id)
@@ -488,8 +528,145 @@ class Model:
         pause = min(wished, 900)
         task.status, task.attempt, task.started_at = "queued", task.attempt + 1, None
         task.next_eligible_at = self.now + pause
+        task.held = "input_required" if task.open_questions else None
+        self.look_after(task)
         return self.over(lease, "failed", {"ok": True, "status": "queued", "requeued": True,
                                            "next_eligible_at": self.now + pause})
+
+    # Asking and answering.
+
+    def request_input(self, by: wire.Principal, ask: Any) -> Reply:
+        """Ask somebody, which ends the lease unless it is kept; a key names one question in the life of a task."""
+        task = self.task(ask.task_id)
+        question, schema = task.questions.get(ask.key), parsed(ask.schema)
+        to = wire.Principal(ask.to.kind, ask.to.id) if ask.to else task.owner
+        terms = [ask.key, ask.message, schema, [to.kind, to.id] if ask.to else None, ask.expires_in_seconds,
+                 ask.on_expiry]
+        lives = task.lease is not None and task.lease.ending == "live" and task.lease.lease_id == ask.lease_id
+        if question and not lives and question.lease_id == ask.lease_id and same(question.asked_by, by):
+            if question.terms != terms:
+                raise ModelRefusal("key_conflict")
+            return self.show_request(task, question, lease_ended=True)
+        task, lease = self.holder(by, ask)
+        if question and question.terms != terms:
+            raise ModelRefusal("key_conflict")
+        if not question and same(to, by):
+            raise ModelRefusal("self_answer")
+        if bytes(ask.checkpoint):
+            task.progress, task.progress_fence = parsed(ask.checkpoint), lease.fence
+            task.sequence += 1
+        if question and question.state == "open" and passed(question.expires_at, self.now):
+            self.expire_question(task, question, "expired")
+            task.sequence += 1
+        if question and question.state != "open":
+            return self.show_request(task, question, lease_ended=False)
+        if not question:
+            question = self.add_question(task, lease, ask, terms, to, schema)
+        elif not ask.keep_lease:
+            body = {**lost(task, lease, "input_required"), "requeued": False}
+            self.emit("lease.expired", GATE, task.owner, task, body, [lease.accepted], lease.lease_id)
+        if not ask.keep_lease:
+            lease.ending = "asked"
+            task.status, task.held, task.started_at = "queued", "input_required", None
+            task.next_eligible_at = first_expiry(task)
+        return self.show_request(task, question, lease_ended=not ask.keep_lease)
+
+    def add_question(self, task: Task, lease: Lease, ask: Any, terms: list[Any], to: wire.Principal,
+                     schema: Any) -> Inquiry:
+        """Write the receipt that opens the obligation of whoever is asked."""
+        body = {"key": ask.key, "message": ask.message, "schema": schema, "on_expiry": ask.on_expiry,
+                "expires_in_seconds": ask.expires_in_seconds, "attempt": task.attempt,
+                "lease_ended": not ask.keep_lease, "question_sha256": sha256(terms)}
+        asked = self.emit("input.requested", lease.worker, to, task, body, [lease.accepted], lease.lease_id)
+        until = None if ask.expires_in_seconds is None else self.now + ask.expires_in_seconds
+        question = Inquiry(ask.key, terms, asked.receipt_id, lease.lease_id, to,
+                            wire.Principal(lease.worker.kind, lease.worker.id), schema, until, ask.on_expiry)
+        task.questions[ask.key] = question
+        task.sequence += 1
+        return question
+
+    def show_request(self, task: Task, question: Inquiry, *, lease_ended: bool) -> Reply:
+        """Return the answer to a request."""
+        return {"key": question.key, "state": question.state, "receipt_id": question.request, "status": task.status,
+                "lease_ended": lease_ended, "expires_at": question.expires_at,
+                "input": None if question.state == "open" else question.outcome()}
+
+    def answer_input(self, by: wire.Principal, ask: Any) -> Reply:
+        """Answer for whoever is asked, or as an admin in its place; never as the worker that asks."""
+        task = self.task(ask.task_id)
+        question, content = task.questions.get(ask.key), parsed(ask.content)
+        if question is None:
+            raise ModelRefusal("input_not_found" if self.admin or same(task.owner, by) else "not_addressed")
+        if same(question.asked_by, by):
+            raise ModelRefusal("self_answer")
+        if not (self.admin or same(question.to, by)):
+            raise ModelRefusal("not_addressed")
+        if question.answered_by:
+            if (question.state, question.content) != (ask.action, content) or not same(question.answered_by, by):
+                raise ModelRefusal("already_answered")
+            return self.show_answer(task, question)
+        if question.state == "expired" or passed(question.expires_at, self.now):
+            raise ModelRefusal("input_expired")
+        if ask.action == "accept" and question.schema and not has_integer(content):
+            raise ModelRefusal("answer_invalid")
+        body = {"key": question.key, "action": ask.action, "question_sha256": sha256(question.terms),
+                "content_sha256": sha256(content), "content_bytes": len(bytes(ask.content) or b"null"),
+                "in_place_of": None if same(question.to, by) else {"kind": question.to.kind, "id": question.to.id}}
+        question.ended_by = self.emit("input.answered", by, GATE, task, body, [question.request]).receipt_id
+        question.state, question.content, question.answered_by = ask.action, content, wire.Principal(by.kind, by.id)
+        task.sequence += 1
+        self.go_on(task)
+        return self.show_answer(task, question)
+
+    def show_answer(self, task: Task, question: Inquiry) -> Reply:
+        """Return the answer to an answer."""
+        return {"ok": True, "key": question.key, "action": question.state, "receipt_id": question.ended_by,
+                "status": task.status, "open_inputs": len(task.open_questions)}
+
+    def list_inputs(self, by: wire.Principal, ask: Any) -> Reply:
+        """Show all questions to the owner, the latest worker or an admin, and to others those that concern them."""
+        task = self.task(ask.task_id)
+        seen = [question for question in task.questions.values()
+                if self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))
+                or same(question.to, by) or same(question.asked_by, by)]
+        if not seen and not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
+            raise ModelRefusal("forbidden")
+        return {"inputs": [{"key": question.key, "state": question.state, "request_receipt_id": question.request,
+                            "content": question.content, "expires_at": question.expires_at} for question in seen]}
+
+    def go_on(self, task: Task) -> None:
+        """Offer a task again when nothing is asked any more."""
+        if task.held == "input_required":
+            task.held = "input_required" if task.open_questions else None
+            task.next_eligible_at = first_expiry(task)
+
+    def look_after(self, task: Task) -> None:
+        """End the questions of a task that has ended, and those that were not answered in time."""
+        late = [question for question in task.open_questions if passed(question.expires_at, self.now)]
+        if not (waited := task.open_questions):
+            return
+        for question in waited if task.status in ENDED else late:
+            self.expire_question(task, question, "task_ended" if task.status in ENDED else "expired")
+        task.sequence += bool(late) or task.status in ENDED
+        fatal = [question for question in late if question.on_expiry == "fail"]
+        if task.held == "input_required" and fatal:
+            return self.give_up(task, fatal[0])
+        self.go_on(task)
+
+    def expire_question(self, task: Task, question: Inquiry, reason: str) -> None:
+        """Discharge a question that needs no answer any more."""
+        question.state = "expired"
+        question.ended_by = self.emit("input.expired", GATE, question.to, task, {"key": question.key, "reason": reason},
+                                      [question.request]).receipt_id
+
+    def give_up(self, task: Task, question: Inquiry) -> None:
+        """Let a task fail because a question was not answered in time."""
+        error = {"code": "input_expired", "key": question.key,
+                 "message": f"{question.to} has not answered {question.key} in time"}
+        task.status, task.outcome, task.owed, task.held = "failed", error, False, None
+        body = {"error": error, "attempt": task.attempt, "requeued": False, "retry_recommended": False}
+        self.result_ready(task, self.emit("task.failed", GATE, GATE, task, body, [task.duty]), {"error": error})
+        self.look_after(task)
 
     # Operating.
 
@@ -587,13 +764,16 @@ class Model:
         while bulk.left and not self.meant(bulk.left[0], bulk.ask):
             bulk.left.pop(0)
         return {"action": bulk.ask.action, "matches": bulk.matches, "at_least": False, "done": bulk.done,
-                "skipped": bulk.skipped, "refused": 0, "problem": None, "ended": not bulk.left,
+                "skipped": bulk.skipped, "refused": bulk.refused, "ended": not bulk.left,
                 "begun_by": show_principal(bulk.by)}
 
     def step(self, bulk: BulkOrder, task: Task) -> None:
         """Do to one task what is asked; none is run again that was run again before."""
         if bulk.ask.action == "rerun" and any(one.rerun_of == task.task_id for one in self.tasks.values()):
             bulk.skipped += 1
+            return
+        if bulk.ask.action == "release" and task.held == "input_required":
+            bulk.refused += 1
             return
         bulk.done += 1
         if bulk.ask.action == "rerun":
@@ -656,11 +836,15 @@ class Model:
     def sweep(self, by: wire.Principal, ask: Any) -> Reply:
         """Expire lost leases; write an anomaly for each passed deadline (PH.4)."""
         for task in self.tasks.values():
+            swept = task.held == "input_required" and passed(task.next_eligible_at, self.now)
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
                 self.expire(task, task.lease)
-            if task.deadline_at is not None and task.deadline_at <= self.now and task.status not in ENDED:
-                task.deadline_at = None
+                swept = True
+            if passed(task.deadline_at, self.now) and task.status not in ENDED:
+                task.deadline_at, swept = None, True
                 self.anomaly(task, "deadline_passed", None, status=task.status)
+            if swept:
+                self.look_after(task)
         return None
 
     def take_up(self, task: Task, lease: Lease, by: wire.Principal) -> bool:
@@ -689,7 +873,9 @@ class Model:
         """Expire a lease: it costs no attempt, but too many expiries put the task on hold."""
         task.status, task.started_at, task.next_eligible_at = "queued", None, None
         task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
-        task.held = "lease_expiries" if task.max_expiries and task.expiries >= task.max_expiries else None
+        task.held = "input_required" if task.open_questions else None
+        if task.max_expiries and task.expiries >= task.max_expiries:
+            task.held = "lease_expiries"
         lease.ending = "expired"
         self.emit("lease.expired", GATE, task.owner, task, lost(task, lease, "expired"), [lease.accepted],
                   lease.lease_id)
@@ -699,7 +885,9 @@ class Model:
 
     def tell_hold(self, task: Task, lease: Lease) -> None:
         """Write an anomaly about a task that is on hold."""
-        if task.held:
+        if task.held == "input_required":
+            self.look_after(task)
+        elif task.held:
             text = json.dumps(task.progress, separators=(",", ":"), ensure_ascii=False)
             last = enclosed("last_progress", text.encode(), task.task_id)
             self.anomaly(task, "task_held", lease, expiries=task.expiries, workers=sorted(set(task.lost_to)),
@@ -830,6 +1018,22 @@ def sha256(value: Any) -> str:
     """Return the hash of canonical JSON: sorted names, no whitespace."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def passed(moment: float | None, now: float) -> bool:
+    """Whether a moment has come."""
+    return moment is not None and moment <= now
+
+
+def first_expiry(task: Task) -> float | None:
+    """Return when the first open question expires."""
+    moments = [question.expires_at for question in task.open_questions]
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def has_integer(content: Any) -> bool:
+    """Whether an answer matches the one schema that the programs send: an object whose `n`, if any, is an integer."""
+    return isinstance(content, dict) and isinstance(content.get("n", 0), int)
 
 
 def parsed(raw: Any) -> Any:

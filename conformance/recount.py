@@ -13,6 +13,7 @@ from asyncgate.parts.identity.metering import floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.usage import read_use
 from asyncgate.parts.model import stored, stored_journal
+from asyncgate.parts.model.content import decode_json
 
 END_TYPES = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
@@ -64,7 +65,8 @@ async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
         used.tasks += receipt.receipt_type == "task.assigned"
         if receipt.receipt_type == "task.accepted":
             begun[receipt.task_id] = at
-        elif receipt.receipt_type in END_TYPES and receipt.task_id in begun:
+        elif receipt.task_id in begun and (receipt.receipt_type in END_TYPES or (
+                receipt.receipt_type == "input.requested" and decode_json(receipt.body)["lease_ended"])):
             used.lease_ms += at - begun.pop(receipt.task_id)
     used.lease_ms += sum(until * 1000 - at for at in begun.values())
     async for task in read_rows(engine, tenant_id, Task):

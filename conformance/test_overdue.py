@@ -27,6 +27,8 @@ class Case(NamedTuple):
     attempt: int
     deadline: float | None
     ends: float | None          # of its lease, which is live while the task is leased or running
+    held: str | None = None
+    waits: float | None = None  # when it is eligible, or its answer is late
 
 
 def cases() -> Iterator[Case]:
@@ -34,6 +36,8 @@ def cases() -> Iterator[Case]:
     for status in (*sorted(stored.TERMINAL | stored.ACTIVE), "queued"):
         leases = [end - GRACE for end in AROUND] if status in stored.ACTIVE else [None, -100.0]
         yield from (Case(status, *rest) for rest in product((0, 2, 3, 4), [*NEVER, *AROUND], leases))
+    yield from (Case("queued", *rest) for rest in product(
+        (0, 3), [None, 1.0], [-100.0], [None, "lease_expiries", stored.INPUT_REQUIRED], [*NEVER, *AROUND]))
 
 
 async def template(gate: Gate) -> stored.Task:
@@ -66,7 +70,8 @@ async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate)
         wanted.clear()
         for case in cases():
             deadline = None if case.deadline is None else now + case.deadline
-            task = replace(kind, task_id=work.new_id(), status=case.status, attempt=case.attempt, deadline_at=deadline)
+            task = replace(kind, task_id=work.new_id(), status=case.status, attempt=case.attempt, deadline_at=deadline,
+                           held=case.held, next_eligible_at=None if case.waits is None else now + case.waits)
             lease = lease_of(task, case, work.new_lease_id(), now)
             work.add_task(task, frozenset())
             if lease is not None:

@@ -46,6 +46,7 @@ TYPES, SKILLS = ["demo", "test"], ["cpu", "gpu"]
 LARGE = "large"             # stands for a value too long for a receipt, so that reports stay short
 JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LARGE]
 PAYLOADS: list[Any] = [*JSON, {"escalation_class": 2}, {"escalation_class": 3}, {"escalation_class": True}]
+ANY_N = {"type": "object", "properties": {"n": {"type": "integer"}}}
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
                         {"pointers": [{"uri": "a"}, {"uri": "b"}]}, [None], {"pointers": [{"type": "file"}]}]
 PROOFS = [None, None, None, {}, {"mode": "push"}, {"mode": "push", "status": "succeeded"}]
@@ -54,6 +55,7 @@ VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "compl
 ENDINGS = ["release_lease", "complete", "fail"]
 ENDED_BY = ["waits", "is leased", "is held", "is canceled", "succeeds", "fails", "fails"]
 PAST = 5        # a pick that selects an ended lease
+CAN_ASK = bool(harness.are_here(["request_input"]))
 NOBODY = "00000000-0000-4000-8000-000000000000"
 NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
 
@@ -108,6 +110,15 @@ bulks = st.fixed_dictionaries({
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
                    max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]), escalation=st.booleans())
+questions = st.fixed_dictionaries({
+    "key": st.sampled_from(["a", "a", "b", "c"]), "message": st.sampled_from(["May I?", "May I?", "May I?", "Which?"]),
+    "schema": st.sampled_from([None, ANY_N]), "on_expiry": st.sampled_from(["resume", "fail"]),
+    "to": st.sampled_from([None, None, {"kind": "agent", "id": "bob"}, {"kind": "human", "id": "eve"},
+                           {"kind": "worker", "id": "w1"}]),
+    "expires_in_seconds": maybe(minutes(1, 1, 10, 90)), "keep_lease": st.sampled_from([False, False, True])})
+answers = st.fixed_dictionaries({
+    "action": st.sampled_from(["accept", "accept", "decline", "cancel"]),
+    "content": st.sampled_from([{"n": 1}, {"n": 1}, {"n": "x"}, None, LARGE])})
 # The possible errors of a request with a lease; most requests have none.
 lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "instance", "older fence", "newer fence", "task"])
 
@@ -405,6 +416,40 @@ class Programs(RuleBasedStateMachine):
     def go_on_with_a_bulk(self, who: Who, pick: int, most: int | None) -> None:
         self.perform(who, "run_bulk", confirmation=self.bulks[-1 - pick % len(self.bulks)], max_tasks=most)
 
+    # Questions.
+
+    @rule(pick=picks, lie=lies, fields=questions, checkpoint=rarely(st.sampled_from(JSON)), again=st.booleans())
+    def ask(self, pick: int, lie: str, fields: dict[str, Any], checkpoint: Any, again: bool) -> None:
+        if CAN_ASK:
+            given = {} if checkpoint is None else {"checkpoint": checkpoint}
+            for _ in range(1 + again):
+                self.hold("request_input", pick, lie, **fields, **given)
+
+    @rule(who=rarely(anybody), pick=picks, key=st.sampled_from(["a", "a", "b", "c"]), given=answers,
+          again=st.booleans())
+    def answer(self, who: Who | None, pick: int, key: str, given: dict[str, Any], again: bool) -> None:
+        task_id = self.some_task(pick)
+        if CAN_ASK:
+            for _ in range(1 + again):
+                self.perform(who or self.owner_of(task_id), "answer_input", task_id=task_id, key=key, **given)
+            self.perform(who or self.owner_of(task_id), "list_inputs", task_id=task_id)
+
+    @rule(who=agents, fields=creations, asked=questions, answered=maybe(answers), minute=st.sampled_from([0, 0, 1, 10]),
+          swept=st.booleans(), verb=maybe(st.sampled_from(VERBS)))
+    def wait_for_an_answer(self, who: Who, fields: dict[str, Any], asked: dict[str, Any],
+                           answered: dict[str, Any] | None, minute: int, swept: bool, verb: str | None) -> None:
+        self.take_up(who, fields, 90 * MINUTE)
+        if not CAN_ASK:
+            return
+        self.hold("request_input", 0, "none", **asked)
+        if verb is not None:
+            self.hold(verb, 0, "none")
+        self.wait(minute * MINUTE, swept)
+        for admin in (who, ADMINS[0]) if answered is not None and who[0] == 0 else ():
+            self.perform(admin, "answer_input", task_id=self.tasks[-1], key=asked["key"], **(answered or {}))
+        self.claim((who[0], "worker", "w1", None), {"lease_ttl_seconds": 90 * MINUTE, "max_tasks": 3, "claim_id": None},
+                   again=False)
+
     # The clock.
 
     @rule(seconds=minutes(1, 1, 1, 5, 40), swept=st.booleans())
@@ -452,6 +497,8 @@ class Side:
         except errors.GateError as refusal:
             return "no", refusal.code, refusal.more.get("reason")
         self.number_sealed(tenant, reply)
+        if name == "list_steps":        # sealed with the secret of its database
+            reply.pop("cursor")
         reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # rows of the same time have no fixed order
         return "yes", reply
 
@@ -580,7 +627,8 @@ class AgainstTheOracle(Programs):
             assert self.run(harness.miscounted(self.side.gates[tenant])) == []
             assert sorted(task.task_id for task in stored["Task"]) == sorted(model.tasks)
             assert sorted(row.receipt_id for row in stored["Obligation"]) == sorted(
-                task.duty for task in model.tasks.values() if task.owed)
+                [*(task.duty for task in model.tasks.values() if task.owed),
+                 *(one.request for task in model.tasks.values() for one in task.open_questions)])
             assert [row.receipt_id for row in stored["Receipt"]] == sorted(
                 fact.receipt_id for fact in model.receipts)
 
@@ -664,7 +712,8 @@ def facts(stored: dict[str, list[Any]]) -> list[Any]:
             *((row.task_id, row.status, row.attempt, row.fence, row.expiries, row.held, row.owed, row.duty,
                row.outcome, row.artifacts, row.lost_to) for row in stored["Task"]),
             *((row.lease_id, row.ending, row.renewals) for row in stored["Lease"]),
-            *((row.task_id, row.progress, row.sequence, row.parks, row.steps, row.steps_sha256)
+            *((row.task_id, row.progress, row.sequence, row.parks, row.steps, row.steps_sha256,
+                harness.list_questions(row))
               for row in stored["Progress"]),
             *((row.event_id, row.event_type, row.payload) for row in stored["Event"]),
             *((row.receipt_id, row.to_kind, row.to_id) for row in stored["Obligation"])]

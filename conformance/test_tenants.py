@@ -21,6 +21,8 @@ NAMING: dict[str, dict[str, Any]] = {
     "start_task": {"task_id": "task", "lease_id": "lease"}, "release_lease": {"task_id": "task", "lease_id": "lease"},
     "report_progress": {"task_id": "task", "lease_id": "lease", "progress": 1}, "complete": {"task_id": "task",
                                                                                              "lease_id": "lease"},
+    "request_input": {"task_id": "task", "lease_id": "lease", "key": "a", "message": "?"},
+    "answer_input": {"task_id": "task", "key": "a", "action": "accept"}, "list_inputs": {"task_id": "task"},
     "record_step": {"task_id": "task", "lease_id": "lease", "seq": 1, "name": "a", "value": 1},
     "list_steps": {"task_id": "task"},
     "fail": {"task_id": "task", "lease_id": "lease", "error": "no"}, "get_receipt": {"receipt_id": "receipt"},

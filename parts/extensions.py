@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncgate import Engine
 from asyncgate.backends import Backend
+from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity.budgets import Budgets
 from asyncgate.parts.identity.metering import CallMeter
 from asyncgate.parts.identity.quotas import OwnLimits, Quotas
@@ -14,11 +15,16 @@ from asyncgate.parts.receipts.escalation import Escalation
 
 
 def engine_over(backend: Backend, settings: Settings) -> Engine:
-    """Return an engine with pauses, counts and budgets; with quotas and escalation if the settings enable them."""
+    """Return an engine with pauses, counts and budgets; with quotas and escalation if the settings enable them.
+
+    The extras that are installed join theirs.
+    """
     engine = Engine(backend, settings)
     engine.extend(Pausing(engine), TrafficCounter(engine), CallMeter(engine), Budgets(engine))
     if settings.security.rate_limiting.enabled:
         engine.extend(Quotas(engine), OwnLimits(settings))
     if settings.escalation.enabled:
         engine.extend(Escalation(engine))
+    for extra in find_extras().values():
+        engine.extend(*extra.extensions(engine))
     return engine

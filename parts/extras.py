@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 import asyncgate
-from asyncgate import Engine, Operation
+from asyncgate import Engine, Extension, Operation
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity
@@ -36,6 +36,7 @@ class Extra(Struct, frozen=True, kw_only=True):
     """What `EXTRA` in the file extra.py of a folder joins to the gate."""
 
     operations: Sequence[Operation] = ()
+    extensions: Callable[[Engine], Sequence[Extension]] = lambda engine: ()         # of each engine
     routes: Callable[[Opening], list[Route]] = lambda gate: []                      # of the app
     duties: Callable[[Engine], dict[str, Duty]] = lambda engine: {}                 # for the upkeep
     beside: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None   # entered while the gate serves

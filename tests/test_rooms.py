@@ -36,6 +36,7 @@ KNOWS = {
 # What each extra knows of the core; none is known by it.
 EXTRAS = {
     "ai_worker": ("model", "process", "clients"),
+    "asking": (*BELOW, "clients", "commands", "joint"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
     "journal": (*BELOW, "identity", "joint"),

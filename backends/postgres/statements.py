@@ -511,6 +511,9 @@ ERASES: dict[type[Struct], str] = {
     stored.Audit: "SELECT asyncgate.erase_audit({given})", stored.Entry: "SELECT asyncgate.erase_entries({given})",
     stored.Task: "UPDATE asyncgate.states AS s SET lost_to = n.lost_to FROM unnest({given}) AS n (task_id, lost_to) "
           "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id",
+    stored.Progress: "UPDATE asyncgate.progress AS p SET inputs = n.inputs "
+              "FROM unnest({given}) AS n (task_id, inputs) "
+              "WHERE p.tenant_id = asyncgate.tenant() AND p.task_id = n.task_id",
     stored.Lease: "UPDATE asyncgate.states AS s SET worker_id = n.worker_id, worker_instance = n.worker_instance, "
            "claim_id = n.claim_id, resumed_by = n.resumed_by "
            "FROM unnest({given}) AS n (task_id, worker_id, worker_instance, claim_id, resumed_by) "
@@ -547,12 +550,17 @@ def state_row(work: Work, task_id: str) -> tuple[Any, ...]:
 
 
 def check_at(task: stored.Task, lease: stored.Lease | None) -> float | None:
-    """Return when upkeep must check a task: at the end of its lease, at its deadline, or at once if it is stuck."""
+    """Return when upkeep must check a task: at the end of its lease, at its deadline, or when an answer is late.
+
+    A task that is stuck is checked at once.
+    """
     if is_stuck(task):
         return 0.0
     moments = [lease.expires_at] if lease and task.status in stored.ACTIVE else []
     if task.deadline_at is not None and task.status not in stored.TERMINAL:
         moments.append(task.deadline_at)
+    if task.held == stored.INPUT_REQUIRED and task.next_eligible_at is not None:
+        moments.append(task.next_eligible_at)
     return min(moments, default=None)
 
 

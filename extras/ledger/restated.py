@@ -12,10 +12,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
-from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, PROGRESSED, RESULT_READY, lane_of
+from asyncgate import (
+    ACCEPTED,
+    ASSIGNED,
+    CANCELED,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    INPUT_ANSWERED,
+    INPUT_EXPIRED,
+    INPUT_REQUESTED,
+    PROGRESSED,
+    RESULT_READY,
+    lane_of,
+)
 from asyncgate.parts.model import stored
-from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
+from asyncgate.parts.model.content import decode_json, encode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.model.views import decode_terms
@@ -47,6 +61,7 @@ class Story(Struct):
     artifacts: str | None = None
     unknown: list[str] = field(default_factory=list)
     progress: stored.Receipt | None = None
+    questions: dict[str, stored.Question] = field(default_factory=dict)     # by the receipt of each
     updated_at: float = 0.0
     contradicts: bool = False                   # the receipts state different ends
     ends: list[stored.Receipt] = field(default_factory=list)
@@ -130,7 +145,30 @@ def _canceled(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> No
     _end(story, receipt, body, "")
 
 
-TELLING = {ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, PROGRESSED.type: _progressed, EXPIRED.type: _expired,
+def _asked(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
+    """Note a question; of one that was erased nothing is known but that it was asked."""
+    if body.get("lease_ended"):
+        _end_lease(story, receipt, "asked")
+    within = body.get("expires_in_seconds")
+    story.questions[receipt.receipt_id] = stored.Question(
+        str(body.get("key", receipt.receipt_id)), receipt.receipt_id, receipt.lease_id or "", receipt.to,
+        receipt.sender, receipt.created_at, str(body.get("question_sha256", "")), str(body.get("message", "")),
+        Raw(to_canonical(body.get("schema"))), None if within is None else receipt.created_at + float(within),
+        body.get("on_expiry", "resume"))
+
+
+def _answered(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
+    """Note the end of a question; of an answer its receipt has only the hash."""
+    for parent in receipt.parents:
+        if (question := story.questions.get(parent)) is not None:
+            by = receipt.sender if receipt.receipt_type == INPUT_ANSWERED.type else None
+            story.questions[parent] = replace(
+                question, state=body.get("action", "expired"), schema=Raw(b"null"), answered_by=by,
+                answer_id=receipt.receipt_id, answered_at=receipt.created_at)
+
+
+TELLING = {INPUT_REQUESTED.type: _asked, INPUT_ANSWERED.type: _answered, INPUT_EXPIRED.type: _answered,
+           ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, PROGRESSED.type: _progressed, EXPIRED.type: _expired,
            FAILED.type: _failed, COMPLETED.type: _completed, CANCELED.type: _canceled}
 
 
@@ -195,12 +233,16 @@ def restate_lease(story: Story) -> stored.Lease | None:
 
 
 def restate_progress(story: Story) -> stored.Progress | None:
-    """Return the last progress of a story, if it had a receipt."""
-    if (receipt := story.progress) is None:
-        return None
+    """Return the last progress of a story and what it has asked, as far as there are receipts."""
+    receipt, inputs = story.progress, None
+    if story.questions:
+        inputs = encode_json(list(story.questions.values())).decode()
+    if receipt is None:
+        task_id = story.duty.task_id if story.duty else ""
+        return None if inputs is None else stored.Progress(task_id, "null", 1, 0, story.updated_at, inputs=inputs)
     body = body_of(receipt)
-    progress = to_canonical(body.get("progress")).decode()
-    return stored.Progress(receipt.task_id, progress, int(body.get("sequence", 1)), story.fence, receipt.created_at)
+    progress, sequence = to_canonical(body.get("progress")).decode(), int(body.get("sequence", 1))
+    return stored.Progress(receipt.task_id, progress, sequence, story.fence, receipt.created_at, inputs=inputs)
 
 
 def unknown_fields(story: Story) -> list[str]:

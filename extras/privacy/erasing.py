@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import CANCELED, TERMINATES, UNSCHEDULED, Caller, Engine, Work, its_end
+from asyncgate import CANCELED, INPUT_EXPIRED, TERMINATES, UNSCHEDULED, Caller, Engine, Work, its_end
 from asyncgate.extras.privacy import rules
 from asyncgate.extras.privacy.whom import Whom
 from asyncgate.parts.identity.audit import add_line, visit
@@ -236,13 +236,15 @@ class Eraser:
                for receipt in work.receipts.values()):
             return work.close_obligation(opened.receipt_id, opened.to)
         gate, body = self.engine.gate, {"reason": WHY}
-        contract = CANCELED if CANCELED.type in ends else UNSCHEDULED
+        contract = next(end for end in (CANCELED, UNSCHEDULED, INPUT_EXPIRED) if end.type in ends)
         self.engine.write_receipt(work, contract, None, body, by=gate, to=opened.to, task_id=opened.task_id,
                                   schedule_id=opened.schedule_id, parents=(opened.receipt_id,), discriminator=WHY)
         work.close_obligation(opened.receipt_id, opened.to)
         task = work.tasks.get(opened.task_id)
         if task is not None and task.duty == opened.receipt_id and task.owed:
             work.change_task(task, owed=False)
+        elif task is not None:
+            self.engine.look_after(work, task)      # which may wait for an answer of whoever is erased
 
     # The archive.
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.extras.privacy.whom import Whom
-from asyncgate.parts.model import erased, stored, stored_oauth, stored_webhooks
+from asyncgate.parts.model import erased, stored, stored_oauth, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, OF_TASK
-from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
@@ -65,6 +65,27 @@ def erase_lease(whom: Whom, row: stored.Lease, owned: set[str]) -> stored.Lease:
         return row
     return replace(row, worker_id=whom.pseudonym(row.worker_kind, row.worker_id), worker_instance=None, claim_id=None,
                    resumed_by=None)
+
+
+def erase_progress(whom: Whom, row: stored.Progress, owned: set[str]) -> stored.Progress:
+    """Replace the name of whom a task has asked, and take what it has written with its answers away."""
+    if row.inputs is None or row.task_id in owned:
+        return row
+    asked = stored.decode_questions(row.inputs)
+    left = [erase_question(whom, question) for question in asked]
+    return row if left == asked else replace(row, inputs=encode_json(left).decode())
+
+
+def erase_question(whom: Whom, question: stored.Question) -> stored.Question:
+    """Replace the name of the principal in a question, and its content if the answer is the principal's."""
+    mine = question.answered_by is not None and whom.covers(question.answered_by.kind, question.answered_by.id)
+    to, asked_by, answered_by = [
+        who and replace(who, id=whom.replace_id(who.kind, who.id))
+        for who in (question.to, question.asked_by, question.answered_by)]
+    assert to is not None
+    assert asked_by is not None
+    return replace(question, to=to, asked_by=asked_by, answered_by=answered_by, message=whom.blot(question.message),
+                   content=wire.JSON_NULL if mine else question.content)
 
 
 def erase_event(whom: Whom, row: stored.Event, owned: set[str]) -> stored.Event:
@@ -304,7 +325,7 @@ def erase_client(whom: Whom, row: stored_oauth.OAuthClient, owned: set[str]) -> 
 # In this order: a receipt tells whose its task is, before other rows of that task are looked at.
 ERASE_RULES: dict[type[Struct], EraseRule] = {
     stored.Receipt: erase_receipt, stored.Outgoing: erase_outgoing, stored.Entry: erase_entry,
-    stored.Lease: erase_lease, stored.Event: erase_event,
+    stored.Lease: erase_lease, stored.Progress: erase_progress, stored.Event: erase_event,
     stored_webhooks.Webhook: erase_webhook, stored_webhooks.WebhookDelivery: erase_delivery,
     stored_webhooks.WebhookHead: erase_webhook_head,
     stored.Schedule: erase_schedule, stored.Bulk: erase_bulk, stored.Pauses: erase_pauses, stored.Key: erase_key,

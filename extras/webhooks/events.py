@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 
+from asyncgate import INPUT_REQUESTED
 from asyncgate.parts.model import stored, stored_webhooks
 from asyncgate.parts.model.views import show_receipt, to_utc
 
@@ -28,6 +29,7 @@ class WebhookBody(Struct):
     type: str
     timestamp: datetime     # of the event
     data: Any
+    link: str | UnsetType = UNSET       # where a person answers a question
 
 
 @lru_cache(1024)
@@ -54,11 +56,15 @@ def render_usage(tenant_id: str, event: stored.UsageEvent) -> bytes:
     return msgspec.json.encode(WebhookBody(USAGE, to_utc(event.ends), data))
 
 
-def render_receipt(tenant_id: str, receipt: stored.Receipt) -> bytes:
-    """Return the body for a receipt: the receipt as get_receipt shows it, without its telemetry, which changes."""
+def render_receipt(tenant_id: str, receipt: stored.Receipt, console: str = "") -> bytes:
+    """Return the body for a receipt: the receipt as get_receipt shows it, without its telemetry, which changes.
+
+    A question has a link to the inbox of the console, if the address of that is known.
+    """
+    link = f"{console}/#/inbox" if console and receipt.receipt_type == INPUT_REQUESTED.type else UNSET
     record = show_receipt(tenant_id, receipt)
     record.delivered_at = None
-    return msgspec.json.encode(WebhookBody(receipt.receipt_type, to_utc(receipt.created_at), record))
+    return msgspec.json.encode(WebhookBody(receipt.receipt_type, to_utc(receipt.created_at), record, link))
 
 
 def render_test(tenant_id: str, webhook_id: str, now: float) -> bytes:

@@ -18,6 +18,7 @@ from asyncgate.parts.model.ids import first_id
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
     from asyncgate.parts.model import stored_webhooks
+    from asyncgate.parts.model.settings import Settings
 
 LONGEST_PERIODS = 86_400 // PERIOD_SECONDS     # of one event
 
@@ -31,11 +32,12 @@ class Happened(Struct, frozen=True):
     task_id: str                # empty: it has none
     what: stored.Receipt | stored.UsageEvent
     wanted: bool = True         # by the endpoint for which it was read
+    console: str = ""           # the address of the console, if it is known
 
     def render(self) -> bytes:
         """Return the body that is posted."""
         if isinstance(self.what, stored.Receipt):
-            return render_receipt(self.tenant_id, self.what)
+            return render_receipt(self.tenant_id, self.what, self.console)
         return render_usage(self.tenant_id, self.what)
 
 
@@ -45,7 +47,8 @@ async def read_behind(engine: Engine, tenant_id: str, webhook: stored_webhooks.W
     if not tells_usage(webhook):
         receipts = await engine.backend.page(tenant_id,
                                              queries.ReceiptFilter(None, None, None, position or None, limit))
-        return [show_as_event(tenant_id, receipt, wants(webhook, receipt)) for receipt in receipts]
+        console = find_console(engine.settings)
+        return [show_as_event(tenant_id, receipt, wants(webhook, receipt), console) for receipt in receipts]
     before = write_period(read_period(position) - 1) if position else ""     # a position may be the end of a period
     events = await engine.backend.page(tenant_id, queries.Rows(stored.UsageEvent, before))
     return [show_as_event(tenant_id, event) for event in events if event.usage_event_id > position][:limit]
@@ -70,7 +73,7 @@ async def find_event(engine: Engine, tenant_id: str, row: stored_webhooks.Webhoo
         event = await engine.backend.record(tenant_id, stored.UsageEvent, write_period(read_period(row.delivery_id)))
     else:
         event = await engine.backend.receipt(tenant_id, row.delivery_id)
-    return None if event is None else show_as_event(tenant_id, event)
+    return None if event is None else show_as_event(tenant_id, event, console=find_console(engine.settings))
 
 
 async def find_position(engine: Engine, tenant_id: str, types: frozenset[str]) -> str:
@@ -94,10 +97,16 @@ def has_usage(work: Work) -> bool:
     return any(kind is stored.UsageEvent for kind, _ in work.kept)
 
 
-def show_as_event(tenant_id: str, what: stored.Receipt | stored.UsageEvent, wanted: bool = True) -> Happened:
+def find_console(settings: Settings) -> str:
+    """Return the address of the console, if the gate has one and knows its own address."""
+    return f"{settings.public_url.rstrip('/')}/console" if settings.console.enabled and settings.public_url else ""
+
+
+def show_as_event(tenant_id: str, what: stored.Receipt | stored.UsageEvent, wanted: bool = True,
+                  console: str = "") -> Happened:
     """Return a row as an event."""
     if isinstance(what, stored.Receipt):
-        return Happened(tenant_id, what.receipt_id, what.receipt_type, what.task_id, what, wanted)
+        return Happened(tenant_id, what.receipt_id, what.receipt_type, what.task_id, what, wanted, console)
     return Happened(tenant_id, what.usage_event_id, USAGE, "", what, wanted)
 
 

@@ -84,6 +84,11 @@ class ParentNotFound(GateError):
     code, status = "parent_not_found", 400
 
 
+class AnswerInvalid(GateError):
+    """The content of an answer does not match the question's schema; `path` says where."""
+    code, status = "answer_invalid", 400
+
+
 class Unauthenticated(GateError):
     """The credential is missing, unknown, revoked or expired, or two were sent; WWW-Authenticate says which."""
     code, status, challenge = "unauthenticated", 401, "Bearer"    # no credential was sent
@@ -106,6 +111,16 @@ class TenantMismatch(GateError):
     code, status = "tenant_mismatch", 403
 
 
+class NotAddressed(GateError):
+    """The question is addressed to another principal."""
+    code, status = "not_addressed", 403
+
+
+class SelfAnswer(GateError):
+    """The worker that asks cannot be the one that answers."""
+    code, status = "self_answer", 403
+
+
 class NotFound(GateError):
     """No such path, or nothing has that name."""
     code, status = "not_found", 404
@@ -119,6 +134,11 @@ class TaskNotFound(GateError):
 class ReceiptNotFound(GateError):
     """No such receipt in the credential's tenant."""
     code, status = "receipt_not_found", 404
+
+
+class InputNotFound(GateError):
+    """The task has not asked for an input under this key."""
+    code, status = "input_not_found", 404
 
 
 class QueueNotFound(GateError):
@@ -199,6 +219,21 @@ class StepConflict(GateError):
 class JournalFull(GateError):
     """The task has recorded as many steps, or as many bytes, as one task may; `quota` and `limit` say which."""
     code, status = "journal_full", 409
+
+
+class KeyConflict(GateError):
+    """The task has asked another question under this key; `receipt_id` is its receipt."""
+    code, status = "key_conflict", 409
+
+
+class AlreadyAnswered(GateError):
+    """The question has an answer already; `receipt_id` is its receipt."""
+    code, status = "already_answered", 409
+
+
+class InputExpired(GateError):
+    """The question was not answered in time, or its task has ended."""
+    code, status = "input_expired", 409
 
 
 class LeaseRenewalLimit(GateError):

@@ -7,14 +7,30 @@ from __future__ import annotations
 
 import hashlib
 
-from asyncgate.parts.model import stored
+from asyncgate.parts.model import stored, wire
 
+LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 CROWD = 100                     # leases that expire together and come back over all of the jitter
 
 
 def alive(lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
+
+
+def lost(lease: stored.Lease | None, holder: wire.Principal, ask: wire.LeaseAsk, now: float,
+         grace: float) -> str | None:
+    """Say why `holder` does not hold the latest lease of a task, or None if it does."""
+    if lease is None:
+        return "unknown"
+    if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
+        return "superseded" if lease.fence > (ask.fence or 1) else "unknown"
+    if not lease.worker.same(holder) or (
+            lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
+        return "unknown"
+    if lease.ending != "live":
+        return LOST_REASONS.get(lease.ending, "expired")
+    return None if alive(lease, now, grace) else "expired"
 
 
 def is_spent(task: stored.Task, attempt: int) -> bool:
@@ -42,9 +58,20 @@ def is_late(task: stored.Task, now: float) -> bool:
     return task.status not in stored.TERMINAL and has_passed(task.deadline_at, now)
 
 
+def is_unanswered(task: stored.Task, now: float) -> bool:
+    """Whether a task waits for an answer that was to come by now."""
+    return task.held == stored.INPUT_REQUIRED and has_passed(task.next_eligible_at, now)
+
+
 def is_overdue(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether upkeep must look at a task (H.7)."""
-    return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task)
+    return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task) or (
+        is_unanswered(task, now))
+
+
+def backoff(base: int, attempt: int, limit: int) -> float:
+    """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
+    return float(min(base * 2 ** min(attempt - 1, 64), limit))
 
 
 def jitter(lease_id: str, spread: float, crowd: int) -> float:

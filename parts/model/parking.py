@@ -9,7 +9,8 @@ from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.views import decode_terms, to_utc
 
 PARKS_LIMIT = "max_parks"       # the limit, and why a task that has reached it is on hold
-GIVEN_BACK = frozenset({"released", "parked"})      # why a lease.expired was written that its worker asked for
+# Why a lease.expired was written that its worker asked for.
+GIVEN_BACK = frozenset({"released", "parked", stored.INPUT_REQUIRED})
 
 
 def find_park_end(ask: wire.ReleaseLease, now: float) -> float | None:

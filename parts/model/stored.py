@@ -36,6 +36,7 @@ from asyncgate.parts.model.cards import (
 # The states of a task (spec 5): before a lease, under one, at the end.
 QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
     {"succeeded", "failed", "canceled"})
+INPUT_REQUIRED = "input_required"       # why a task is on hold that has asked somebody
 
 
 @stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
@@ -72,7 +73,7 @@ class Task(Struct, frozen=True):
     owed: bool = True                   # whether the duty is not discharged yet
     held: Content[str | None] = None    # why a queued task is on hold
     lost_to: Actor[Json] = "[]"         # workers whose lease ran out, for the anomaly of a task on hold
-    next_eligible_at: float | None = None  # no lease before this time
+    next_eligible_at: float | None = None  # no lease before this time; of one that has asked: when an answer is late
     deadline_at: float | None = None    # None after it has been reported
     started_at: float | None = None     # when its worker began
     completed_at: float | None = None   # when it ended
@@ -127,11 +128,10 @@ class Lease(Struct, frozen=True):
         return wire.Principal(self.worker_kind, self.worker_id, self.worker_instance)
 
 
-@stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False,
-        defaults="parks steps step_bytes",
-        left_alone="goes with its task; of another principal's task it is that principal's")
+@stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False, erasable="inputs",
+        defaults="parks steps step_bytes")
 class Progress(Struct, frozen=True):
-    """What a task keeps for its next worker: the last progress, which is its checkpoint, and what was counted."""
+    """What a task keeps for its next worker: its last progress, which is a checkpoint, what it asked and counted."""
 
     task_id: IdText                     # of the task
     progress: Content[Json]             # JSON
@@ -142,6 +142,38 @@ class Progress(Struct, frozen=True):
     steps: int = 0                      # steps that are recorded
     step_bytes: int = 0                 # bytes of their values
     steps_sha256: Plain[str | None] = None  # digest of the last one, which covers them all
+    inputs: Content[Json | None] = None  # JSON array of Question: what was asked, and the answers
+
+
+class Question(Struct, frozen=True, omit_defaults=True):
+    """What a task has asked somebody, until and after the answer."""
+
+    key: str                            # unique for the life of the task
+    receipt_id: str                     # the input.requested
+    lease_id: str                       # under which it was asked
+    to: wire.Principal                  # who is asked
+    asked_by: wire.Principal            # the worker
+    asked_at: float
+    digest: str                         # of the request, to tell a repetition from another question
+    message: str
+    schema: msgspec.Raw = msgspec.Raw(b"null")      # of the content of an answer, while the question is open
+    expires_at: float | None = None
+    on_expiry: wire.OnExpiry = "resume"
+    state: wire.InputState = "open"
+    content: msgspec.Raw = msgspec.Raw(b"null")     # of the answer; so are the others
+    answered_by: wire.Principal | None = None
+    answer_id: str | None = None        # the input.answered or input.expired
+    answered_at: float | None = None
+
+
+decode_questions = msgspec.json.Decoder(list[Question]).decode
+
+
+def read_questions(progress: Progress | None) -> dict[str, Question]:
+    """Return what a task has asked, by key, in the order of asking."""
+    if progress is None or progress.inputs is None:
+        return {}
+    return {question.key: question for question in decode_questions(progress.inputs)}
 
 
 @stored("receipts", "the proof of who owes what to whom",

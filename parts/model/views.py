@@ -28,10 +28,17 @@ class Session(Struct):
     principal_instance_id: str | None = None
 
 
+LOCATE = "Complete again with artifacts or delivery_proof, or call attach_artifacts."
 SUMMARY_LETTERS = 100       # of a summary, that are stored apart, to be looked for
 decode_terms = msgspec.json.Decoder(stored.KeptTerms).decode
 decode_session = msgspec.json.Decoder(Session).decode
 decode_cause = msgspec.json.Decoder(Caused).decode
+
+
+def answer_success(task: stored.Task, result_differs: bool = False) -> wire.Ok:
+    """Answer for a task that succeeded: whether its obligation is still open, and what discharges it."""
+    return wire.Ok(True, "succeeded", obligation="open" if task.owed else "discharged",
+                   next=LOCATE if task.owed else None, result_differs=result_differs)
 
 
 def to_utc(moment: float) -> datetime:
@@ -80,7 +87,8 @@ def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
 
 def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
     """Return how many bytes the texts have that a task is shown with."""
-    told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress)
+    told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress,
+            progress and progress.inputs)
     return sum(len(text if text.isascii() else text.encode()) for text in told if text)
 
 
@@ -146,7 +154,21 @@ def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress:
         result_delivery=terms.result_delivery, timeouts=terms.timeouts, obligation_receipt_id=task.duty,
         caused_by_receipt_id=read_cause(task.payload) or task.duty,
         progress=to_raw(progress.progress if progress else None),
-        steps=progress.steps if progress and progress.steps else msgspec.UNSET, **show_trace(terms))
+        steps=progress.steps if progress and progress.steps else msgspec.UNSET, inputs=show_inputs(progress),
+        **show_trace(terms))
+
+
+def show_inputs(progress: stored.Progress | None) -> dict[str, wire.Input] | msgspec.UnsetType:
+    """Show how the questions of a task have ended, if it has asked any."""
+    if progress is None or progress.inputs is None:
+        return msgspec.UNSET
+    return {key: show_input(question) for key, question in stored.read_questions(progress).items()
+            if question.state != "open"}
+
+
+def show_input(question: stored.Question) -> wire.Input:
+    """Show how a question has ended."""
+    return wire.Input(question.state, question.content, question.answered_by, question.answer_id)
 
 
 def read_cause(payload: str) -> str | None:

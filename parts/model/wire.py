@@ -22,6 +22,9 @@ GivenKind = Literal["agent", "worker", "service", "human"]     # to a credential
 Role = Literal["agent", "worker", "admin", "system"]
 GivenRole = Literal["agent", "worker", "admin"]     # to a credential; system is the gate's own
 Owed = Literal["open", "discharged"]
+OnExpiry = Literal["resume", "fail"]
+InputAction = Literal["accept", "decline", "cancel"]
+InputState = Literal["open", "accept", "decline", "cancel", "expired"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
@@ -773,6 +776,15 @@ class Tasks(Struct):
     cursor: str | None = None
 
 
+class Input(Struct):
+    """How a question of a task ended: its answer, or nothing in time."""
+
+    action: Annotated[InputState, says("accept, decline, cancel; or expired: nobody has answered in time")]
+    content: AnyJson
+    by: Principal | None
+    receipt_id: str | None
+
+
 class Offer(Terms, kw_only=True, omit_defaults=False):
     """A leased task: do the work, renew the lease in time, then complete, fail or release it."""
 
@@ -794,6 +806,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
     steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
+    inputs: Annotated[dict[str, Input] | UnsetType, says("the answers to what request_input asked, by key")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET

@@ -110,9 +110,9 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
 
 
 CauseName = Literal[
-    "leased", "instance_gone", "lease_overdue", "on_hold", "paused", "tenant_suspended", "delay", "backoff", "parked",
-    "jitter", "lease_quota", "no_worker", "behind", "workers_busy", "claimable", "owed", "ledger_parked",
-    "ledger_waiting", "ended"]
+    "leased", "instance_gone", "lease_overdue", "input_required", "on_hold", "paused", "tenant_suspended", "delay",
+    "backoff", "parked", "jitter", "lease_quota", "no_worker", "behind", "workers_busy", "claimable", "owed",
+    "ledger_parked", "ledger_waiting", "ended"]
 
 
 class WorkerFact(Struct, omit_defaults=True):

@@ -74,6 +74,11 @@ class Facts(Struct, kw_only=True):
     may: frozenset[str] = frozenset()           # operations that the caller may call
 
     @property
+    def questions(self) -> list[stored.Question]:
+        """Return the questions that nobody has answered."""
+        return [question for question in stored.read_questions(self.progress).values() if question.state == "open"]
+
+    @property
     def waits(self) -> bool:
         """Whether the queue may offer the task now."""
         return self.task.status == "queued" and self.task.offerable(self.now)
@@ -174,9 +179,29 @@ def explain_lease_overdue(at: Facts) -> wire_workers.Cause | None:
                       ("get_task", "wait a minute; if nothing changes, an operator runs `asyncgate doctor`"))
 
 
+def explain_input(at: Facts) -> wire_workers.Cause | None:
+    """It waits for an answer."""
+    if at.task.held != stored.INPUT_REQUIRED or not at.questions:
+        return None
+    first, others = at.questions[0], len(at.questions) - 1
+    ends = "" if first.expires_at is None else f"; it expires in {words.say_length(first.expires_at - at.now)}"
+    more = f", and {words.say_count(others, 'other question')} of it {'is' if others == 1 else 'are'} open" if (
+        others) else ""
+    message = words.cut_line(first.message, MOST_SAID)
+    return make_cause(at, "input_required", f"{first.asked_by} asked {first.to} "
+                      f"{words.say_length(at.now - first.asked_at)} ago: \u201c{message}\u201d ({first.key}). Nobody "
+                      f"has answered{ends}{more}.",
+                      wire_workers.Evidence(since=to_utc(first.asked_at), until=to_utc_or_none(first.expires_at),
+                                            held=at.task.held, by=first.asked_by,
+                                            reason=first.message[:MOST_REASON], receipt_ids=[
+                                                question.receipt_id for question in at.questions[:MOST_EVIDENCE]]),
+                      ("answer_input", "answer it: accept with content, decline, or cancel"),
+                      ("get_task", f"wait until {first.to} answers, or end it: cancel_task"))
+
+
 def explain_hold(at: Facts) -> wire_workers.Cause | None:
     """It is on hold."""
-    if at.task.status != "queued" or at.task.held is None:
+    if at.task.status != "queued" or at.task.held in (None, stored.INPUT_REQUIRED):
         return None
     lost_to, parks = sorted(set(decode_json(at.task.lost_to))), at.progress.parks if at.progress else 0
     why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is all it may be (max_parks)",
@@ -478,9 +503,9 @@ def find_message(error: Any) -> str:
 
 
 CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
-    explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
-    explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_quota, explain_busy,
-    explain_queue, explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
+    explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_hold, explain_pause,
+    explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_quota,
+    explain_busy, explain_queue, explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
 
 
 # Making them.
@@ -501,6 +526,8 @@ def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
     if operation == "resume_work" and (pause := at.stopping) is not None:
         named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
         return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
+    if operation == "answer_input":
+        return {"task_id": at.task.task_id, "key": at.questions[0].key, "action": "accept"}
     if operation == "get_task" and at.task.status not in stored.TERMINAL:
         return {"task_id": at.task.task_id, "wait_seconds": WAIT_SECONDS}
     return {"task_id": at.task.task_id}
@@ -550,9 +577,11 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
     """Read what may matter to a task."""
     settings = engine.settings
     helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
+    asked = {question.to for question in stored.read_questions(progress).values() if question.state == "open"}
+    answers = {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
-                  may=frozenset(op.name for op in helping if op.fits(caller)),
+                  may=frozenset(op.name for op in helping if op.fits(caller)) | answers,
                   patience=find_patience(settings), silence=find_silence(settings))
     if task.status in stored.ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)

@@ -120,6 +120,7 @@ def truth() -> Forgery:
     f.task("v", status="leased", fence=1)
     f.lease("v", "v-a", 1, "live")
     f.end.obligations.add("v-1")
+    ask(f)
     operate(f)
     f.call("rerun_task", "ada", {"task_id": "w", "status": "queued"}, task_id="u")
     f.receipt("w-1", "task.assigned", "w", "ada", "ada", parents=("u-4",))
@@ -129,6 +130,118 @@ def truth() -> Forgery:
     for page in (["t-1", "t-3"], [], ["t-6", "u-1"]):
         f.call("list_receipts", "ada", {"receipts": [{"receipt_id": name} for name in page]})
     return f
+
+
+def ask(f: Forgery) -> None:
+    """Task a asks the boss, who answers, and once more, until the gate gives up; task b waits for its answer."""
+    for name in "ab":
+        f.call("create_task", "ada", {"task_id": name, "status": "queued"})
+        f.receipt(f"{name}-1", "task.assigned", name, "ada", "eve")
+        f.call("lease_next", "w1", {"tasks": [offer(name, f"{name}-a", 1, f.clock + 60)]})
+        f.receipt(f"{name}-2", "task.accepted", name, "w1", lease=f"{name}-a", parents=(f"{name}-1",), fence=1)
+        f.call("request_input", "w1", {"receipt_id": f"{name}-3"}, task_id=name, lease_id=f"{name}-a", key="k")
+        f.receipt(f"{name}-3", "input.requested", name, "w1", "boss", f"{name}-a", (f"{name}-2",), key="k",
+                  lease_ended=True)
+    f.task("b", fence=1, held="input_required")
+    f.lease("b", "b-a", 1, "asked")
+    f.end.obligations |= {"b-1", "b-3"}
+    f.call("answer_input", "root", {"receipt_id": "a-4", "action": "accept"}, task_id="a", key="k")
+    f.receipt("a-4", "input.answered", "a", "root", parents=("a-3",), key="k", action="accept",
+              in_place_of={"kind": "agent", "id": "boss"})
+    again = offer("a", "a-b", 2, f.clock + 60)
+    f.call("lease_next", "w1", {"tasks": [{**again, "inputs": {"k": {"action": "accept", "receipt_id": "a-4"}}}]})
+    f.receipt("a-5", "task.accepted", "a", "w1", lease="a-b", parents=("a-1",), fence=2)
+    f.receipt("a-6", "input.requested", "a", "w1", "boss", "a-b", ("a-5",), key="l", lease_ended=True)
+    f.receipt("a-7", "input.expired", "a", "asyncgate", "boss", parents=("a-6",), key="l", reason="expired")
+    f.receipt("a-8", "task.failed", "a", "asyncgate", parents=("a-1",), requeued=False)
+    f.end.receipts["a-8"] = replace(f.end.receipts["a-8"], from_kind="asyncgate")
+    f.receipt("a-9", "task.result_ready", "a", "asyncgate", "eve", parents=("a-8",))
+    f.task("a", status="failed", fence=2, owed=False)
+    f.lease("a", "a-b", 2, "asked")
+
+
+def changes(f: Forgery, name: str, **fields: Any) -> None:
+    f.end.receipts[name] = replace(f.end.receipts[name], **fields)
+
+
+def answers_what_it_was_not_asked(f: Forgery) -> None:
+    changes(f, "a-4", body='{"key":"k","action":"accept"}')
+
+
+def answers_for_somebody_else(f: Forgery) -> None:
+    changes(f, "a-4", body='{"key":"k","action":"accept","in_place_of":{"kind":"agent","id":"eve"}}')
+
+
+def answers_itself(f: Forgery) -> None:
+    changes(f, "a-4", from_id="w1")
+
+
+def answers_twice(f: Forgery) -> None:
+    f.receipt("a-44", "input.expired", "a", "asyncgate", "boss", parents=("a-3",), key="k", reason="expired")
+
+
+def answers_before_the_question(f: Forgery) -> None:
+    f.end.receipts["b-22"] = replace(f.end.receipts["a-4"], receipt_id="b-22", task_id="b", parents=("b-3",))
+    f.end.obligations.remove("b-3")
+    f.change("b", held=None)
+
+
+def answers_no_question(f: Forgery) -> None:
+    f.receipt("b-4", "input.expired", "b", "asyncgate", "boss", parents=("b-1",), key="k", reason="task_ended")
+
+
+def asks_twice_under_one_key(f: Forgery) -> None:
+    changes(f, "a-6", body='{"key":"k","lease_ended":true}')
+
+
+def asks_without_the_lease(f: Forgery) -> None:
+    changes(f, "b-3", from_id="w2")
+
+
+def loses_a_question(f: Forgery) -> None:
+    f.call("request_input", "w1", {"receipt_id": "b-9"}, task_id="b", lease_id="b-a", key="m")
+
+
+def loses_an_answer(f: Forgery) -> None:
+    f.call("answer_input", "boss", {"receipt_id": "b-9", "action": "accept"}, task_id="b", key="k")
+
+
+def changes_an_answer(f: Forgery) -> None:
+    f.call("answer_input", "boss", {"receipt_id": "a-4", "action": "decline"}, task_id="a", key="k")
+
+
+def hands_on_an_answer_that_nobody_gave(f: Forgery) -> None:
+    made_up = {"k": {"action": "accept", "receipt_id": "b-9"}}
+    f.call("lease_next", "w1", {"tasks": [{**offer("b", "b-a", 1, f.clock + 60), "inputs": made_up}]})
+
+
+def leases_what_waits_for_an_answer(f: Forgery) -> None:
+    f.receipt("b-4", "task.accepted", "b", "w1", lease="b-b", parents=("b-1",), fence=2)
+    f.change("b", fence=2, status="leased", held=None)
+    f.lease("b", "b-b", 2, "live")
+
+
+def waits_for_nothing(f: Forgery) -> None:
+    f.change("v", status="queued", held="input_required")
+    f.lease("v", "v-a", 1, "released")
+    f.receipt("v-3", "lease.expired", "v", "asyncgate", "eve", lease="v-a", parents=("v-2",))
+
+
+def ends_with_an_open_question(f: Forgery) -> None:
+    f.receipt("t-45", "input.requested", "t", "w1", "boss", "t-b", ("t-4",), key="k", lease_ended=False)
+    f.end.obligations.add("t-45")
+
+
+def gives_up_without_an_expiry(f: Forgery) -> None:
+    changes(f, "a-7", body='{"key":"l","reason":"task_ended"}')
+
+
+def leaves_an_answered_question_open(f: Forgery) -> None:
+    f.end.obligations.add("a-3")
+
+
+def ends_a_lease_that_it_says_is_kept(f: Forgery) -> None:
+    changes(f, "b-3", body='{"key":"k","lease_ended":false}')
 
 
 def operate(f: Forgery) -> None:
@@ -425,7 +538,14 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("BULKS", does_less_than_a_bulk_says), ("BULKS", does_a_step_of_a_bulk_twice),
     ("BULKS", runs_a_task_again_twice_in_bulk), ("BULKS", loses_what_a_bulk_did), ("BULKS", loses_a_bulk),
     ("BULKS", goes_on_after_its_end), ("PRIORITIES", changes_a_priority_untold),
-    ("PRIORITIES", tells_of_another_priority)]
+    ("PRIORITIES", tells_of_another_priority), ("ANSWERS", answers_what_it_was_not_asked),
+    ("ANSWERS", answers_for_somebody_else), ("ANSWERS", answers_itself), ("QUESTIONS", answers_twice),
+    ("QUESTIONS", answers_before_the_question), ("QUESTIONS", answers_no_question),
+    ("QUESTIONS", asks_twice_under_one_key), ("I4", asks_without_the_lease), ("ANSWERS", loses_a_question),
+    ("ANSWERS", loses_an_answer), ("ANSWERS", changes_an_answer), ("ANSWERS", hands_on_an_answer_that_nobody_gave),
+    ("QUESTIONS", leases_what_waits_for_an_answer), ("QUESTIONS", waits_for_nothing),
+    ("QUESTIONS", ends_with_an_open_question), ("I4", gives_up_without_an_expiry),
+    ("I9", leaves_an_answered_question_open), ("I8", ends_a_lease_that_it_says_is_kept)]
 PASSING: list[dict[str, Any]] = [
     {"type": "other"}, {"type": "demo", "capabilities": []}, {"type": "demo", "capabilities": ["cpu", "gpu"]},
     {"worker": "w2"}]

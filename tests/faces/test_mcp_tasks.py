@@ -41,6 +41,7 @@ class State(types.Result):
     status_message: str
     poll_interval_ms: int | None = None
     result: dict[str, Any] | None = None
+    input_requests: dict[str, Any] | None = None
 
 
 class Params(types.RequestParams):
@@ -57,12 +58,18 @@ class Get(types.Request[Params, Literal["tasks/get"]]):
     params: Params
 
 
-class Update(types.Request[Params, Literal["tasks/update"]]):
+class Answers(Params):
+    """What is answered to a task's questions."""
+
+    input_responses: dict[str, Any] | None = None
+
+
+class Update(types.Request[Answers, Literal["tasks/update"]]):
     """Answer a task's questions."""
 
     method: Literal["tasks/update"] = "tasks/update"
     name_param: ClassVar[str | None] = "taskId"
-    params: Params
+    params: Answers
 
 
 class Cancel(types.Request[Params, Literal["tasks/cancel"]]):
@@ -174,7 +181,7 @@ async def test_a_failed_task_is_completed_with_an_error_and_shows_its_progress_b
 async def test_a_handle_cancels_its_task_once_and_an_update_changes_nothing(live: Any, connect: Any) -> None:
     async with connect(live, "auto", **taking()) as client:
         handle = await run_task(client)
-        await client.session.send_request(Update(params=Params(task_id=handle.task_id)), types.EmptyResult)
+        await client.session.send_request(Update(params=Answers(task_id=handle.task_id)), types.EmptyResult)
         assert (await state(client, handle.task_id)).status == "working"
         for _ in range(2):
             await client.session.send_request(Cancel(params=Params(task_id=handle.task_id)), types.EmptyResult)
@@ -187,7 +194,7 @@ async def test_a_handle_cancels_its_task_once_and_an_update_changes_nothing(live
 @pytest.mark.parametrize("request_type", [Get, Update, Cancel])
 async def test_an_unknown_handle_and_a_client_that_takes_none_are_refused(
         live_for_all: Any, connect: Any, request_type: Any) -> None:
-    request = request_type(params=Params(task_id="nobody"))
+    request = request_type(params=Answers(task_id="nobody"))
     async with connect(live_for_all, "auto", **taking()) as client:
         with pytest.raises(MCPError, match="no task nobody") as unknown:
             await client.session.send_request(request, types.EmptyResult)
@@ -244,3 +251,33 @@ async def test_a_task_of_somebody_else_is_unknown(served: Any) -> None:
             (await served.call("POST", "/mcp", token="bob", **message(method, id, id))).json()["error"]
             for id in (made["task_id"], "nobody")]
         assert json.loads(json.dumps(theirs).replace(made["task_id"], "nobody")) == nobodys
+
+
+async def test_a_task_that_asks_its_owner_is_answered_by_its_handle(start: Any, connect: Any, tmp_path: Path) -> None:
+    gate = start(database=f"sqlite:///{tmp_path}/gate.db")
+    schema = {"type": "object", "properties": {"window": {"type": "string"}}}
+    async with connect(gate, "auto", **taking()) as client:
+        handle = await run_task(client, agent_id="ada", wait_seconds=0)
+        with Http(gate.url, TOKEN) as rest:
+            held = lease(rest)
+            rest.call("request_input", **held, key="may", message="May I?", keep_lease=True)
+            rest.call("request_input", **held, key="when", message="When?", schema=schema)
+
+            asked = await state(client, handle.task_id)
+            await client.session.send_request(Update(params=Answers(task_id=handle.task_id, input_responses={
+                "when": {"action": "accept", "content": {"window": "tonight"}}})), types.EmptyResult)
+            partly = await state(client, handle.task_id)
+            await client.session.send_request(Update(params=Answers(task_id=handle.task_id, input_responses={
+                "when": {"action": "decline"}, "may": {"action": "decline"}, "unknown": {"action": "accept"}})),
+                types.EmptyResult)
+            after = await state(client, handle.task_id)
+            (offer,) = rest.call("lease_next", worker_id="w2")["tasks"]
+
+    assert asked.status == partly.status == "input_required"
+    assert asked.input_requests is not None
+    assert partly.input_requests is not None
+    assert asked.input_requests["when"] == {"method": "elicitation/create", "params": {
+        "mode": "form", "message": "When?", "requestedSchema": schema}}
+    assert [*partly.input_requests] == ["may"]
+    assert (after.status, after.input_requests) == ("working", None)
+    assert {key: told["action"] for key, told in offer["inputs"].items()} == {"may": "decline", "when": "accept"}

@@ -11,20 +11,21 @@ from msgspec import Struct
 from msgspec.inspect import StructType, type_info
 from msgspec.structs import replace
 
-from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff
+from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.overdue import jitter, prolong_lease
+from asyncgate.parts.model.overdue import backoff, jitter, prolong_lease
 from asyncgate.parts.model.stored import TERMINAL, Lease, Task
 from asyncgate.parts.model.wire import CreateTask, LeaseNext, Principal, Terms
 from tests.support.each import each
 
-# Spec 5 and PH.4, written out: which status may become which.
+# Spec 5 and PH.4, written out: which status may become which.  A queued one fails when an answer does not come that it
+# must have.
 ALLOWED = {
     ("queued", "leased"), ("leased", "running"), ("leased", "succeeded"),
     ("running", "succeeded"), ("leased", "failed"), ("running", "failed"), ("leased", "queued"), ("running", "queued"),
-    ("queued", "canceled"), ("leased", "canceled"), ("running", "canceled"),
+    ("queued", "failed"), ("queued", "canceled"), ("leased", "canceled"), ("running", "canceled"),
 }
 STATUSES = ("queued", "leased", "running", "succeeded", "failed", "canceled")
 
@@ -75,10 +76,11 @@ def test_every_step_but_start_writes_a_receipt() -> None:
     assert {step.name for step in STEPS} - set(EMISSION) == {"start"}
 
 
-def test_only_assignments_and_schedules_open_obligations() -> None:
+def test_only_assignments_schedules_and_questions_open_obligations() -> None:
     assert {opener: set(closers) for opener, closers in TERMINATES.items()} == {
         "task.assigned": {"task.completed", "task.failed", "task.canceled"},
         "schedule.created": {"schedule.deleted"},
+        "input.requested": {"input.answered", "input.expired"},
     }
 
 

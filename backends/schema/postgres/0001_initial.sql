@@ -404,10 +404,11 @@ DECLARE
 BEGIN
     -- Leases that were renewed since: upkeep checks them again when they expire.
     FOR late IN
-        SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END,
-                                         deadline_at) AS next_at
+        SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END, deadline_at,
+                                         CASE WHEN held = 'input_required' THEN next_eligible_at END) AS next_at
         FROM asyncgate.states
         WHERE check_at <= now_at AND (deadline_at IS NULL OR deadline_at > now_at)
+            AND (held = 'input_required' AND next_eligible_at <= now_at) IS NOT TRUE
             AND CASE WHEN status IN ('leased', 'running') THEN expires_at > check_at
                      ELSE status <> 'queued' OR attempt < max_attempts END
         ORDER BY check_at LIMIT most FOR UPDATE SKIP LOCKED
@@ -419,7 +420,8 @@ BEGIN
         SELECT s.tenant_id, 'task', s.task_id::text FROM asyncgate.states AS s
         WHERE s.check_at <= now_at
             AND (s.status IN ('leased', 'running') AND s.expires_at <= lost_at AND s.asyncgate_instance <> ALL (holding)
-                 OR (s.deadline_at <= now_at OR s.status = 'queued' AND s.attempt >= s.max_attempts)
+                 OR (s.deadline_at <= now_at OR s.status = 'queued' AND s.attempt >= s.max_attempts
+                     OR s.held = 'input_required' AND s.next_eligible_at <= now_at)
                     AND s.asyncgate_instance <> ALL (living))
         ORDER BY s.check_at LIMIT most);
     RETURN QUERY (

@@ -64,7 +64,7 @@ CREATE TABLE tasks (
     owed            INTEGER NOT NULL,       -- 1 until its duty is discharged
     held            TEXT,                   -- why it is on hold (not offered although queued)
     lost_to         TEXT NOT NULL,          -- JSON array: the workers that lost it
-    next_eligible_at REAL,                  -- no lease before this time
+    next_eligible_at REAL,                  -- no lease before this time; of one that has asked: when an answer is late
     deadline_at     REAL,                   -- when it passes, it is reported once
     started_at      REAL,                   -- when its worker began
     completed_at    REAL,                   -- when it ended
@@ -88,6 +88,7 @@ CREATE INDEX tasks_status ON tasks (tenant_id, status, task_id);
 CREATE INDEX tasks_held ON tasks (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
+CREATE INDEX tasks_asked ON tasks (tenant_id, next_eligible_at) WHERE held = 'input_required';
 CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attempt >= max_attempts;
 
 CREATE TABLE queues (                       -- how many tasks each lane has: counted by each batch, never scanned

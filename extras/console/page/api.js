@@ -9,6 +9,7 @@ const ACTOR = "asyncgate-actor";
 /** Operation: method and path.  `{name}` is taken from the request. */
 export const OPERATIONS = {
   ack_receipt: "POST /v1/receipts/{receipt_id}/ack",
+  answer_input: "POST /v1/tasks/{task_id}/inputs/answer",
   attach_artifacts: "POST /v1/tasks/{task_id}/artifacts",
   cancel_task: "POST /v1/tasks/{task_id}/cancel",
   create_task: "POST /v1/tasks",
@@ -31,6 +32,7 @@ export const OPERATIONS = {
   list_archived_receipts: "GET /v1/archive/receipts",
   list_audit: "GET /v1/audit",
   list_clients: "GET /v1/clients",
+  list_inputs: "GET /v1/tasks/{task_id}/inputs",
   list_keys: "GET /v1/keys",
   list_leases: "GET /v1/leases",
   list_obligations: "GET /v1/obligations",
@@ -156,7 +158,7 @@ export function describeCall(operation, ask = {}) {
 
 // The operations that are done in somebody's name; the others take none, and note the credential.
 const IN_NAME = new Set([
-  "ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task",
+  "ack_receipt", "answer_input", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task",
   "pause_schedule", "resume_schedule", "run_schedule"]);
 
 /** Whether an operation must be told in whose name it is done: the credential is nobody's own. */

@@ -4,6 +4,7 @@ const CAUSES = {
   leased: "a worker has it",
   instance_gone: "the gate that looked after it is gone",
   lease_overdue: "its lease ran out, and nobody took it back",
+  input_required: "it waits for an answer",
   on_hold: "it is on hold",
   paused: "work of this kind is paused",
   tenant_suspended: "the tenant is suspended",
@@ -33,6 +34,7 @@ const FACTS = {
 };
 const HOLDS = {
   lease_expiries: "its lease was lost too often",
+  input_required: "it waits for an answer",
   receipts_per_task: "it has as many receipts as it may have",
 };
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import ACCEPTED, ASSIGNED, CANCELED, EXPIRED, SCHEDULED, SCHEMA_VERSION, UNSCHEDULED, receipt_hash
+from asyncgate import (
+    ACCEPTED,
+    ASSIGNED,
+    CANCELED,
+    EXPIRED,
+    INPUT_EXPIRED,
+    INPUT_REQUESTED,
+    SCHEDULED,
+    SCHEMA_VERSION,
+    UNSCHEDULED,
+    receipt_hash,
+)
 from asyncgate.extras.ledger import calls, sinks
 from asyncgate.extras.ledger.pacing import LOOK_SECONDS, pace_of
 from asyncgate.extras.ledger.sinks.standalone import NoCustody
@@ -36,7 +47,8 @@ log = logging.getLogger("asyncgate.ledger")
 NO_REFUSALS = {"forbidden", "tenant_mismatch", "tenant_not_found"}
 MOST_AT_ONCE = 16            # receipts that are fetched concurrently
 # What undoes a receipt whose change was never committed.
-UNDOING = {ASSIGNED.type: CANCELED.type, ACCEPTED.type: EXPIRED.type, SCHEDULED.type: UNSCHEDULED.type}
+UNDOING = {ASSIGNED.type: CANCELED.type, ACCEPTED.type: EXPIRED.type, SCHEDULED.type: UNSCHEDULED.type,
+           INPUT_REQUESTED.type: INPUT_EXPIRED.type}
 # Ids that are safe in a path.  Security: another id is never requested, because a server could read it as another path.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 

@@ -8,7 +8,7 @@ use it, and nobody else learns that the task exists.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, get_args
 
 import mcp_types as types
 import msgspec
@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from asyncgate.parts.faces.mcp.tools import make_refusal_data, make_result
-from asyncgate.parts.model import errors
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import JsonObject
 
 Context = ServerRequestContext[Any]
@@ -29,6 +29,7 @@ POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
 # A failed task is "completed" with an error result; MCP's "failed" means a broken request.
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
                 "failed": "completed", "canceled": "cancelled"}
+IGNORED = (errors.AlreadyAnswered, errors.InputExpired, errors.InputNotFound)      # by SEP-2663
 MOST_PROGRESS = 500     # characters of progress in a status message
 _record = msgspec.json.Decoder(JsonObject).decode
 
@@ -43,6 +44,10 @@ class UpdateParams(TaskParams):
     """Answers to a task's questions."""
 
     input_responses: JsonObject | None = None
+
+
+# What a client asks its user whose question has no schema, or one that a form has no fields for.
+FREE_TEXT = {"type": "object", "properties": {"answer": {"type": "string", "title": "Answer"}}}
 
 
 def wants_handle(ctx: Context) -> bool:
@@ -77,6 +82,20 @@ def show_progress(reply: bytes) -> JsonObject:
         make_result(reply, once=True) if record["status"] == "succeeded" else text)}}
 
 
+def show_requests(reply: bytes, owner: JsonObject) -> JsonObject:
+    """Return what a task asks its owner, as a client asks it of its user; others answer elsewhere."""
+    return {question["key"]: {"method": "elicitation/create", "params": {
+        "mode": "form", "message": question["message"],
+        "requestedSchema": question["schema"] if is_form(question["schema"]) else FREE_TEXT}}
+        for question in _record(reply)["inputs"] if question["state"] == "open" and (
+            question["to"]["kind"], question["to"]["id"]) == (owner["kind"], owner["id"])}
+
+
+def is_form(schema: Any) -> bool:
+    """Whether a client can show a form for a schema."""
+    return isinstance(schema, dict) and schema.get("type") == "object"
+
+
 class Tasks:
     """The three methods of the extension."""
 
@@ -91,12 +110,22 @@ class Tasks:
         server.add_request_handler("tasks/cancel", TaskParams, self.cancel)
 
     async def get(self, ctx: Context, params: TaskParams) -> JsonObject:
-        """Return the state of a task, and its result if it has one."""
-        return show_progress(await self._task(ctx, params))
+        """Return the state of a task, its result if it has one, and what it asks."""
+        reply = await self._task(ctx, params)
+        shown, record = show_progress(reply), _record(reply)
+        if record["held"] == stored.INPUT_REQUIRED:
+            requests = show_requests(await self._done(ctx, "list_inputs", params), record["created_by"])
+            shown |= {"status": "input_required", "inputRequests": requests} if requests else {}
+        return shown
 
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
-        """No-op: the gate's tasks never ask questions."""
+        """Answer what a task asks; what is answered already, or was never asked, is ignored."""
         await self._task(ctx, params)
+        for key, response in (params.input_responses or {}).items():
+            if not isinstance(response, dict) or response.get("action") not in get_args(wire.InputAction):
+                raise MCPError(types.INVALID_PARAMS, f"inputResponses.{key} has no action: accept, decline or cancel")
+            given = {"key": key, "action": response["action"], "content": response.get("content")}
+            await self._done(ctx, "answer_input", params, ignored=IGNORED, **given)
         return {}
 
     async def cancel(self, ctx: Context, params: TaskParams) -> JsonObject:
@@ -116,11 +145,15 @@ class Tasks:
                            {"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
         return await self._done(ctx, "get_task", params)
 
-    async def _done(self, ctx: Context, operation: str, params: TaskParams) -> bytes:
+    async def _done(self, ctx: Context, operation: str, params: TaskParams,
+                    ignored: tuple[type[errors.GateError], ...] = (), **more: Any) -> bytes:
         try:
-            return await self.perform(ctx, operation, {"task_id": params.task_id})
+            return await self.perform(ctx, operation, {"task_id": params.task_id, **more})
+        except ignored:
+            return b""
         except errors.GateError as refusal:
             code = types.INVALID_PARAMS if refusal.status < 500 else types.INTERNAL_ERROR
-            if refusal.status == 403:        # callers must not learn whether a foreign task exists
+            # Callers must not learn whether a foreign task exists; who answers may read the task.
+            if refusal.status == 403 and operation != "answer_input":
                 refusal = errors.no_task(params.task_id)
             raise MCPError(code, str(refusal), make_refusal_data(refusal)) from None

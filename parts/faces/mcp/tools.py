@@ -22,10 +22,10 @@ from asyncgate.parts.model.jsonrpc import TOOL_PREFIX
 SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": ""}
 ALL = "all"
 RARE = frozenset({
-    "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt", "health",
-    "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps", "pause_schedule",
-    "ready", "record_step", "report_schedule", "resume_schedule", "run_schedule", "search_tasks",
-    "sign_out_everywhere", "withdraw_consent"})
+    "answer_input", "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt",
+    "health", "list_archived_receipts", "list_consents", "list_inputs", "list_schedules", "list_sessions",
+    "list_steps", "pause_schedule", "ready", "record_step", "report_schedule", "request_input", "resume_schedule",
+    "run_schedule", "search_tasks", "sign_out_everywhere", "withdraw_consent"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
@@ -43,9 +43,9 @@ ASKING = (wire.AsPrincipal, wire.AsWorker, wire.AsEither)
 SOME_JSON = [kind for kind in wire.ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 # The verbs of operations that only add something, go on with it, or give it back.
-ADDITIVE = frozenset({"ack", "attach", "bootstrap", "complete", "create", "emit", "import", "invite", "issue", "lease",
-                      "make", "record", "register", "release", "renew", "replay", "report", "rerun", "restore",
-                      "resume", "seal", "start", "test"})
+ADDITIVE = frozenset({"ack", "answer", "attach", "bootstrap", "complete", "create", "emit", "import", "invite",
+                      "issue", "lease", "make", "record", "register", "release", "renew", "replay", "report",
+                      "request", "rerun", "restore", "resume", "seal", "start", "test"})
 MOST_REPEATED = 10_000      # bytes of an answer that structuredContent repeats for a model
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
 After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,

@@ -237,3 +237,26 @@ def test_a_budget_is_set_and_removed_beside_what_was_used(
         console.page.get_by_text("No budget is set" if not kept else "of 100,000").wait_for()
         assert [budget["monthly"] for budget in gate_to_change.call("get_budgets")["budgets"]] == kept
     assert console.faults() == []
+
+
+@BOTH
+def test_a_question_is_answered_from_its_card(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    call, worker = gate_to_change.call, {"worker_id": "deployer"}
+    schema = {"type": "object", "required": ["window"], "properties": {
+        "window": {"type": "string", "title": "When", "enum": ["now", "tonight"]},
+        "note": {"type": "string", "title": "Note"}}}
+    made = call("create_task", type="deploy.run", payload=None, principal_kind="human", principal_id="grace")
+    task_id = made["task_id"]
+    offer = call("lease_next", accept_types=["deploy.run"], **worker)["tasks"][0]
+    call("request_input", task_id=task_id, lease_id=offer["lease_id"], key="deploy", message="Deploy version 7?",
+         schema=schema, **worker)
+    console.visit("inbox")
+
+    press(console, "Accept: Deploy version 7?")
+    console.page.get_by_role("dialog").last.get_by_label("When").select_option("tonight")
+    answer(console, "Accept it", Note="after the backup")
+    console.page.get_by_text("Answered: the task goes on").wait_for()
+
+    again = call("lease_next", accept_types=["deploy.run"], **worker)["tasks"][0]
+    assert again["inputs"]["deploy"]["action"] == "accept"
+    assert again["inputs"]["deploy"]["content"] == {"window": "tonight", "note": "after the backup"}

@@ -92,6 +92,16 @@ async def work_for_others(gate: Gate) -> None:
             await gate.lose(offer)
         elif step == "ended":
             await ada.complete(**under(offer), result={"n": 1}, artifacts=[{"uri": "file:///bobs"}])
+    await gate.create(by="bob", type="bobs-asked")
+    offer = (await ada.lease_next(accept_types=["bobs-asked"])).tasks[0]
+    await ada.request_input(**under(offer), key="may", message=f"May {ADA} go on?", to={"kind": "agent", "id": "eve"})
+    for step in ("answered", "open"):
+        await gate.create(by="bob", type=f"bobs-{step}")
+        offer = (await gate.as_worker("w9").lease_next(accept_types=[f"bobs-{step}"])).tasks[0]
+        await gate.as_worker("w9").request_input(**under(offer), key="may", message="May I?",
+                                                 to={"kind": "agent", "id": ADA})
+        if step == "answered":
+            await gate.as_agent(ADA).answer_input(task_id=offer.task_id, key="may", action="accept", content=ADA)
     await ada.list_leases(worker_kind="agent", worker_id=ADA, worker_instance_id=ADA)
 
 

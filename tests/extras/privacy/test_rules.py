@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import asdict, fields, replace
 
 from asyncgate.extras.privacy.rules import ERASE_RULES, WITH_TASK, judge
 from asyncgate.extras.privacy.whom import Whom
 from asyncgate.parts.identity.audit import add_salt
 from asyncgate.parts.model.cards import CARDS, PERSONAL, is_personal, list_fields
-from asyncgate.parts.model.stored import Account, Audit, Bulk, Event, Key, Outgoing, Pauses, Receipt, Schedule, Task
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.stored import (
+    Account,
+    Audit,
+    Bulk,
+    Event,
+    Key,
+    Outgoing,
+    Pauses,
+    Progress,
+    Question,
+    Receipt,
+    Schedule,
+    Task,
+)
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
@@ -24,6 +38,9 @@ KEY = b"k" * 32
 ABOUT_PERSONS = [kind for kind in CARDS if is_personal(kind)]
 # Fields that hold JSON, or the text "kind id": a mark alone is not what they hold.
 FORMS: dict[type[Struct], dict[str, str]] = {
+    Progress: {"inputs": to_canonical([Question(
+        "k", "r-1", "l-1", ADA, ADA, 0.0, "", f"May {MARK} go on?", content=Raw(f'"{MARK}"'.encode()), answered_by=ADA,
+        state="accept")]).decode()},
     Task: {"lost_to": f'["{MARK}"]'}, Event: {"payload": f'{{"worker_id":"{MARK}"}}'},
     Receipt: {"body": f'{{"text":"{MARK}"}}'}, Outgoing: {"content": f'{{"to_id":"{MARK}"}}'},
     Webhook: {"principals": f'["{MARK}"]', "created_by": str(ADA)},
@@ -35,6 +52,7 @@ FORMS: dict[type[Struct], dict[str, str]] = {
 # What a rule leaves of a row of the principal, because it is somebody else's or goes otherwise.
 STAYS: dict[type[Struct], set[str]] = {
     Webhook: {"secret_id", "previous_id"},
+    Progress: {"progress"},
     OAuthClient: {"document", "secret_hash"}}      # what the program itself publishes
 
 

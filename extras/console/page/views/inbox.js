@@ -1,5 +1,6 @@
 // Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
 
+import {answerOwed, isQuestion, showQuestions} from "../answers.js";
 import {callAll, session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {note, openDialog} from "../dialogs.js";
@@ -268,6 +269,7 @@ export function show({values, problems}, page) {
       h("div", {class: "actions"}, exportMenu("owed", exported, rows, {more: local.pages && !local.pages.done}),
         copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
+    showQuestions(page, rows, {known, mine: me(), act: (operation, ask) => act(page, operation, ask)}),
     h("div", {class: "stack", key: "filter"}, searchField(page, {hint, problems}),
       showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues)),
     q && h("p", {class: "quiet"}, "The numbers in these buttons count everything, whatever the filter says.")),
@@ -437,6 +439,7 @@ function explain(page, row) {
 
 /** Describe the buttons of what can be done about an obligation. */
 function deeds(page, row) {
+  if (isQuestion(row)) return answerOwed(page, row, {known, act: (operation, ask) => act(page, operation, ask)});
   return [row.task_id && taskDeeds(page, row.task_id, nameTask(page, row)), acknowledge(page, row)];
 }
 
@@ -447,7 +450,7 @@ function taskDeeds(page, id, name) {
   const run = (operation, ask) => act(page, operation, ask);
   const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
-    held && button("Release", "release_hold", release),
+    held && held !== "input_required" && button("Release", "release_hold", release),
     status === "succeeded" && button("Say where it is", "attach_artifacts", () => askToAttach({id, name}, run)),
     LIVE.includes(status) && button("Cancel", "cancel_task", () => askToCancel({id, name}, run), true)];
 }

@@ -177,7 +177,8 @@ function showHead(data, page) {
 
 /** What can be done with a task in this state by this credential: names of operations, and how to do them. */
 const ACTIONS = {
-  release_hold: {title: "Release", first: true, fits: (task) => task.held !== null && !isEnded(task), run: release},
+  release_hold: {title: "Release", first: true, run: release,
+    fits: (task) => task.held !== null && task.held !== "input_required" && !isEnded(task)},
   attach_artifacts: {title: "Attach artifacts …", first: true, fits: isOwed, run: attach},
   rerun_task: {title: "Run again …", fits: isEnded, run: runAgain},
   cancel_task: {title: "Cancel …", danger: true, fits: (task) => !isEnded(task), run: cancel},

@@ -1,0 +1,116 @@
+// Answering what a task has asked: cards of the questions, and a form made of the schema of a question.
+
+import {askForm, note} from "./dialogs.js";
+import {h} from "./dom.js";
+import {say, section, taskLink, who} from "./parts.js";
+import {when} from "./time.js";
+
+const SHOWN = 20;
+const WAITING = 50;
+
+/** Whether a row of what is owed is a question. */
+export function isQuestion({receipt_type: type}) {
+  return type === "input.requested";
+}
+
+/** Show a card for each question, with the buttons that answer it; `act` carries the answer out. */
+export function showQuestions(page, rows, {known, act, mine}) {
+  if (!page.may("answer_input")) return null;
+  const questions = listTasks(page, rows, known).flatMap((id) => readOpen(page, id, known))
+    .filter(({to}) => page.may("list_obligations") || (mine && to.kind === mine.kind && to.id === mine.id));
+  if (!questions.length) return null;
+  return h("div", {key: "questions"}, section(questions.length === 1 ? "A question waits" : "Questions wait", {},
+    h("ol", {class: "cases"}, questions.slice(0, SHOWN).map((row) => showQuestion(page, row, act)))));
+}
+
+// A list of what is owed begins with the oldest, and a question may be far behind: the tasks on hold tell it, too.
+function listTasks(page, rows, known) {
+  const read = () => page.call("list_tasks", {held: true, limit: WAITING});
+  const tasks = page.may("list_tasks") ? known(page, "held", read).value?.tasks ?? [] : [];
+  const held = tasks.filter((task) => task.held === "input_required");
+  return [...new Set([...rows.filter(isQuestion), ...held].map((row) => row.task_id))].slice(0, WAITING);
+}
+
+function readOpen(page, id, known) {
+  const {value} = known(page, `inputs ${id}`, () => page.call("list_inputs", {task_id: id}));
+  return (value?.inputs ?? []).filter(({state}) => state === "open").map((one) => ({...one, task_id: id}));
+}
+
+/** Return the buttons that answer what a row of what is owed asks. */
+export function answerOwed(page, row, {known, act}) {
+  const question = readOpen(page, row.task_id, known).find((one) => one.request_receipt_id === row.receipt_id);
+  return question && page.may("answer_input") ? answerButtons(question, act) : null;
+}
+
+function showQuestion(page, row, act) {
+  const {key, message, asked_by: by, to, asked_at: at, expires_at: until, task_id: id} = row;
+  return h("li", {key: row.request_receipt_id},
+    h("p", {class: "case-head"}, h("strong", null, say(message))),
+    h("p", {class: "quiet"}, who(by), " asks ", who(to), ", ", when(at, page.now()),
+      until && [", until ", when(until, page.now())], " · ", taskLink(id), " · ", say(key)),
+    h("div", {class: "actions"}, answerButtons(row, act)));
+}
+
+function answerButtons(row, act) {
+  const button = (title, action, run, kind) => h("button", {key: action, class: `${kind} small`,
+    "aria-label": `${title}: ${row.message}`, onclick: run}, title);
+  return [button("Accept", "accept", () => askToAccept(row, act), "first"),
+    button("Decline", "decline", () => askToDecline(row, act), "danger")];
+}
+
+function askToAccept(row, act) {
+  const {message, schema} = row;
+  const fields = listFields(schema);
+  return askForm("Accept", {says: message, fields, button: "Accept it",
+    run: (values) => answer(row, act, "accept", readContent(schema, fields, values))});
+}
+
+function askToDecline(row, act) {
+  return askForm("Decline", {says: row.message, button: "Decline it", danger: true,
+    fields: [{name: "reason", label: "Why", hint: "Its worker is told; may be empty"}],
+    run: ({reason}) => answer(row, act, "decline", reason.trim() || null)});
+}
+
+async function answer(row, act, action, content) {
+  const {open_inputs: open} = await act("answer_input", {task_id: row.task_id, key: row.key, action, content});
+  note(open ? `Answered; ${open} more to answer` : "Answered: the task goes on");
+}
+
+// A member of a schema that no field fits is typed as JSON.
+function listFields(schema) {
+  if (!schema) return [{name: "content", label: "Comment", rows: 2, hint: "Its worker gets it; may be empty"}];
+  const required = new Set(schema.required ?? []);
+  if (schema.type !== "object") return [{name: "content", label: "Answer, as JSON", rows: 3, required: true}];
+  return Object.entries(schema.properties ?? {}).map(([name, rule]) => ({
+    name, label: rule.title ?? name, hint: rule.description, required: required.has(name) && rule.type !== "boolean",
+    value: rule.default ?? firstChoice(rule, required.has(name)), ...inputOf(rule, required.has(name))}));
+}
+
+function choicesOf(rule) {
+  return rule.enum ?? rule.oneOf?.map((choice) => choice.const);
+}
+
+function firstChoice(rule, isRequired) {
+  return rule.type === "boolean" ? false : choicesOf(rule) && isRequired ? choicesOf(rule)[0] : "";
+}
+
+function inputOf(rule, isRequired) {
+  if (rule.type === "boolean") return {type: "checkbox"};
+  if (choicesOf(rule)) return {options: isRequired ? choicesOf(rule) : ["", ...choicesOf(rule)]};
+  if (rule.type === "number" || rule.type === "integer") return {type: "number"};
+  if (rule.type === "string") return rule.format === "date" || rule.format === "email" ? {type: rule.format} : {};
+  return {rows: 3, hint: rule.description ?? "as JSON"};
+}
+
+function readContent(schema, fields, values) {
+  if (!schema) return values.content.trim() || null;
+  if (schema.type !== "object") return JSON.parse(values.content);
+  const given = fields.filter(({name}) => values[name] !== "").map(({name}) => [name, values[name]]);
+  return Object.fromEntries(given.map(([name, value]) => [name, readValue(schema.properties[name], value)]));
+}
+
+function readValue(rule, value) {
+  if (rule.type === "boolean" || rule.type === "string") return value;
+  if (choicesOf(rule)) return choicesOf(rule).find((choice) => String(choice) === String(value));
+  return rule.type === "number" || rule.type === "integer" ? Number(value) : JSON.parse(value);
+}

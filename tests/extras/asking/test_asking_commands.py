@@ -1,0 +1,58 @@
+"""`asyncgate inbox` and `asyncgate answer`, as whoever is asked meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from asyncgate.clients.http import Http
+from tests.commands.test_watching import environment
+from tests.conftest import TOKEN, Live
+
+BOSS = ["--as", "human:boss"]
+
+
+def run(gate: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "asyncgate", *arguments], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, env=environment(gate))
+
+
+def ask(gate: Live) -> dict[str, Any]:
+    with Http(gate.url, TOKEN) as http:
+        task_id = http.call("create_task", type="demo", payload=None, agent_id="ada")["task_id"]
+        (offer,) = http.call("lease_next", worker_id="w1")["tasks"]
+        http.call("request_input", task_id=task_id, lease_id=offer["lease_id"], worker_id="w1", key="deploy",
+                  message="Deploy it?", to={"kind": "human", "id": "boss"},
+                  schema={"type": "object", "required": ["when"], "properties": {"when": {"type": "string"}}})
+        return dict(offer)
+
+
+def test_what_one_is_asked_is_listed_and_answered(start: Callable[..., Live]) -> None:
+    gate = start()
+    nothing = run(gate, "inbox", *BOSS)
+    task_id = ask(gate)["task_id"]
+
+    listed = run(gate, "inbox", *BOSS, "--json")
+    wrong = run(gate, "answer", task_id, "deploy", "accept", *BOSS)
+    right = run(gate, "answer", task_id[-12:], "deploy", "accept", *BOSS, "--content", '{"when": "now"}')
+    after = run(gate, "inbox", *BOSS)
+
+    assert nothing.stdout == after.stdout == "nobody waits for an answer of yours\n"
+    (question,) = json.loads(listed.stdout)["questions"]
+    assert (question["task_id"], question["key"], question["message"]) == (task_id, "deploy", "Deploy it?")
+    assert wrong.returncode != 0
+    assert "answer_invalid" in wrong.stderr
+    assert right.stdout.splitlines()[0] == "deploy: accept; the task goes on"
+    with Http(gate.url, TOKEN) as http:
+        (offer,) = http.call("lease_next", worker_id="w2")["tasks"]
+    assert offer["inputs"]["deploy"]["content"] == {"when": "now"}
+
+
+def test_half_a_name_and_what_is_not_json_are_refused(start: Callable[..., Live]) -> None:
+    gate = start()
+
+    assert "--as takes a kind and an id" in run(gate, "inbox", "--as", "boss").stderr
+    assert "is not JSON" in run(gate, "answer", "t", "k", "accept", *BOSS, "--content", "yes").stderr

@@ -1,0 +1,62 @@
+"""What a question may want of its answer: the schemas that are understood, and what matches them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from asyncgate.extras.asking.schema import check_answer, check_schema
+from asyncgate.parts.model.errors import InvalidRequest
+
+# A schema, what matches it, and what does not, with the place that is at fault.
+CASES: list[tuple[dict[str, Any], list[Any], list[tuple[Any, str]]]] = [
+    ({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+     [{"n": 1}, {"n": 1.0}, {"n": 1, "more": None}], [({}, "content.n"), ({"n": 1.5}, "content.n"), (None, "content"),
+                                                      ({"n": True}, "content.n"), ([], "content")]),
+    ({"type": "object", "properties": {}, "additionalProperties": False}, [{}], [({"x": 1}, "content.x")]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "abc"], [("a", "content"), ("abcd", "content")]),
+    ({"type": "string", "format": "email"}, ["a@b"], [("a", "content"), ("a b@c", "content")]),
+    ({"type": "string", "format": "date"}, ["2026-11-27"], [("2026-11-31", "content"), ("27.11.", "content")]),
+    ({"type": "string", "format": "date-time"}, ["2026-11-27T09:00:00Z"], [("2026-11-27T09:00:00", "content"),
+                                                                          ("2026-11-27", "content")]),
+    ({"type": "string", "format": "uri"}, ["https://example.com/a"], [("example", "content"), ("http://[", "content")]),
+    ({"type": "number", "minimum": 1, "maximum": 2}, [1, 1.5, 2], [(0.9, "content"), (3, "content"), ("1", "content")]),
+    ({"type": "boolean"}, [True], [(1, "content"), (None, "content")]),
+    ({"enum": ["a", 1]}, ["a", 1], [("b", "content"), (True, "content")]),
+    ({"const": 0}, [0], [(False, "content"), (1, "content")]),
+    ({"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], [("c", "content")]),
+    ({"type": "array", "items": {"anyOf": [{"const": "a"}, {"const": "b"}]}, "minItems": 1, "maxItems": 2,
+      "uniqueItems": True}, [["a"], ["b", "a"]],
+     [([], "content"), (["a", "c"], "content[1]"), (["a", "a"], "content"), (["a", "b", "a"], "content")]),
+    ({"type": "object", "properties": {"in": {"type": "object", "required": ["x"]}}}, [{"in": {"x": 1}}],
+     [({"in": {}}, "content.in.x")]),
+    ({}, [None, 1, "x", []], []),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CASES, ids=[json.dumps(schema)[:40] for schema, _, _ in CASES])
+def test_an_answer_matches_or_the_place_is_named(
+        schema: dict[str, Any], right: list[Any], wrong: list[tuple[Any, str]]) -> None:
+    check_schema(schema)
+
+    assert [check_answer(schema, value) for value in right] == [None] * len(right)
+    assert [(check_answer(schema, value) or ("",))[0] for value, _ in wrong] == [place for _, place in wrong]
+
+
+@pytest.mark.parametrize("schema", [
+    [], {"type": "thing"}, {"type": ["string"]}, {"type": "string", "pattern": "a"}, {"$ref": "#/x"},
+    {"type": "string", "minLength": "2"}, {"enum": "ab"}, {"type": "string", "format": "ipv4"},
+    {"type": "object", "properties": []}, {"type": "object", "properties": {"a": {"allOf": []}}},
+    {"type": "array", "items": {"not": {}}}, {"oneOf": [1]}, {"type": "integer", "multipleOf": 2}])
+def test_a_schema_that_is_not_understood_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        check_schema(schema)
+
+
+def test_an_answer_that_would_take_long_to_be_checked_is_refused() -> None:
+    schema = {"type": "array", "items": {"anyOf": [{"const": str(number)} for number in range(700)]}}
+
+    assert check_answer(schema, ["699"] * 20) is None
+    assert check_answer(schema, ["699"] * 10_000) is not None
