@@ -129,11 +129,12 @@ class Held(Struct):
 
     def maybe_until(self, call: Call) -> float:
         """Return the latest end of the lease, not counting this call."""
-        latest = max([self.until, *(until for at, until in self.prolonged if at < call.ended)])
-        for other, until in self.renewals:
-            if other is not call and other.started < call.ended:    # a renewal may also shorten a lease
-                surely = other.reply is not None and other.ended < call.started
-                latest = until if surely else max(latest, until)
+        changes = [(at, until, False) for at, until in self.prolonged if at < call.ended]
+        changes += [(other.started, until, other.reply is not None and other.ended < call.started)
+                    for other, until in self.renewals if other is not call and other.started < call.ended]
+        latest = self.until
+        for _, until, surely in sorted(changes):    # a renewal may also shorten a lease, and a gate prolong it again
+            latest = until if surely else max(latest, until)
         return latest
 
 

@@ -590,6 +590,18 @@ def test_an_escalation_of_a_lost_lease_is_part_of_a_true_history() -> None:
     assert violations(f.calls, f.final) == []
 
 
+def test_a_lease_that_was_renewed_and_then_prolonged_by_a_gate_that_starts_is_alive() -> None:
+    f = truth()
+    f.call("renew_lease", "w1", {"expires_at": offer("", "", 0, f.clock + 3)["expires_at"]}, task_id="v",
+           lease_id="v-a", extend_by_seconds=2)
+    f.clock += 50
+    f.event("v", "lease.prolonged", lease_id="v-a", expires_at=offer("", "", 0, f.clock + 9)["expires_at"])
+    f.call("renew_lease", "w1", {"expires_at": offer("", "", 0, f.clock + 9)["expires_at"]}, task_id="v",
+           lease_id="v-a", extend_by_seconds=9)
+
+    assert violations(f.calls, f.final) == []
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["under its lease", "under the next one"])
 def test_a_task_that_moved_twice_goes_on(again: bool) -> None:
     f = truth()
