@@ -7,6 +7,7 @@ and a test says when a changed table needs it again.
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import textwrap
@@ -218,9 +219,9 @@ def render_class(name: str) -> str:
 
 def render_imports(text: str) -> str:
     """Return the imports that a text needs."""
-    words = "".join(letter if letter.isidentifier() or letter.isdigit() else " " for letter in text).split()
-    made = {line.split()[1].partition("(")[0] for line in text.splitlines() if line.startswith("class ")}
-    used, lines = set(words) - made, []
+    nodes = [*ast.walk(ast.parse(text))]
+    made = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    used, lines = {node.id for node in nodes if isinstance(node, ast.Name)} - made, list[str]()
     for module in MODULES:
         names = sorted(name for name in used if is_own(module, name))
         if not names:       # they are those of an extra that is not here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import time
@@ -42,6 +43,13 @@ every = each("name", sorted(OPERATIONS))
 def test_the_methods_are_those_of_the_table() -> None:
     """Git ignores the file: a checkout whose table has changed since its installation has an old one."""
     assert FILE.read_text() == render_file(), "run: python -m asyncgate.commands.declare"
+
+
+def test_the_generated_client_imports_what_it_uses_and_nothing_else() -> None:
+    nodes = [*ast.walk(ast.parse(render_file()))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+    assert imported - {node.id for node in nodes if isinstance(node, ast.Name)} == {"annotations"}
 
 
 def test_a_line_of_a_docstring_ends_where_the_next_word_does_not_fit() -> None:
