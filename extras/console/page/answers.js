@@ -6,29 +6,14 @@ import {say, section, taskLink, who} from "./parts.js";
 import {when} from "./time.js";
 
 const SHOWN = 20;
-const WAITING = 50;
 
-/** Whether a row of what is owed is a question. */
-export function isQuestion({receipt_type: type}) {
-  return type === "input.requested";
-}
-
-/** Show a card for each question, with the buttons that answer it; `act` carries the answer out. */
-export function showQuestions(page, rows, {known, act, mine}) {
-  if (!page.may("answer_input")) return null;
-  const questions = listTasks(page, rows, known).flatMap((id) => readOpen(page, id, known))
+/** Show a card for each question of these tasks, with the buttons that answer it; `act` carries the answer out. */
+export function showQuestions(page, ids, {known, act, mine}) {
+  const questions = ids.flatMap((id) => readOpen(page, id, known))
     .filter(({to}) => page.may("list_obligations") || (mine && to.kind === mine.kind && to.id === mine.id));
   if (!questions.length) return null;
   return h("div", {key: "questions"}, section(questions.length === 1 ? "A question waits" : "Questions wait", {},
     h("ol", {class: "cases"}, questions.slice(0, SHOWN).map((row) => showQuestion(page, row, act)))));
-}
-
-// A list of what is owed begins with the oldest, and a question may be far behind: the tasks on hold tell it, too.
-function listTasks(page, rows, known) {
-  const read = () => page.call("list_tasks", {held: true, limit: WAITING});
-  const tasks = page.may("list_tasks") ? known(page, "held", read).value?.tasks ?? [] : [];
-  const held = tasks.filter((task) => task.held === "input_required");
-  return [...new Set([...rows.filter(isQuestion), ...held].map((row) => row.task_id))].slice(0, WAITING);
 }
 
 function readOpen(page, id, known) {
@@ -39,7 +24,7 @@ function readOpen(page, id, known) {
 /** Return the buttons that answer what a row of what is owed asks. */
 export function answerOwed(page, row, {known, act}) {
   const question = readOpen(page, row.task_id, known).find((one) => one.request_receipt_id === row.receipt_id);
-  return question && page.may("answer_input") ? answerButtons(question, act) : null;
+  return question ? answerButtons(question, act) : null;
 }
 
 function showQuestion(page, row, act) {

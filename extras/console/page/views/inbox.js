@@ -1,6 +1,5 @@
 // Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
 
-import {answerOwed, isQuestion, showQuestions} from "../answers.js";
 import {callAll, session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {note, openDialog} from "../dialogs.js";
@@ -11,12 +10,12 @@ import {endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile
 import {link} from "../route.js";
 import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
-import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, secondsSince, when} from "../time.js";
 import {sayNumber} from "../words.js";
 import {look} from "./inbox_look.js";
 
 const PAGE = 200;
+const PAGE_ASKING = 50;
 const PAGES_FOR_TYPE = 5;
 const EXPLAINED = 4;
 const LOOKED_THROUGH = 100;
@@ -269,7 +268,7 @@ export function show({values, problems}, page) {
       h("div", {class: "actions"}, exportMenu("owed", exported, rows, {more: local.pages && !local.pages.done}),
         copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    showQuestions(page, rows, {known, mine: me(), act: (operation, ask) => act(page, operation, ask)}),
+    showQuestions(page, rows),
     h("div", {class: "stack", key: "filter"}, searchField(page, {hint, problems}),
       showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues)),
     q && h("p", {class: "quiet"}, "The numbers in these buttons count everything, whatever the filter says.")),
@@ -437,9 +436,31 @@ function explain(page, row) {
   });
 }
 
+// What answers a question is fetched when there is one: most inboxes have none, and the first view is light.
+function answers(page) {
+  return page.may("answer_input") ? known(page, "answers", () => import("../answers.js")).value : null;
+}
+
+function answering(page) {
+  return {known, mine: me(), act: (operation, ask) => act(page, operation, ask)};
+}
+
+// A list of what is owed begins with the oldest, and a question may be far behind: the tasks on hold tell it, too.
+function showQuestions(page, rows) {
+  const read = () => page.call("list_tasks", {held: true, limit: PAGE_ASKING});
+  const tasks = page.may("list_tasks") ? known(page, "held", read).value?.tasks ?? [] : [];
+  const asking = [...rows.filter(isQuestion), ...tasks.filter(({held}) => held === "input_required")];
+  const ids = [...new Set(asking.map((row) => row.task_id))].slice(0, PAGE_ASKING);
+  return ids.length > 0 && answers(page)?.showQuestions(page, ids, answering(page));
+}
+
+function isQuestion({receipt_type: type}) {
+  return type === "input.requested";
+}
+
 /** Describe the buttons of what can be done about an obligation. */
 function deeds(page, row) {
-  if (isQuestion(row)) return answerOwed(page, row, {known, act: (operation, ask) => act(page, operation, ask)});
+  if (isQuestion(row)) return answers(page)?.answerOwed(page, row, answering(page));
   return [row.task_id && taskDeeds(page, row.task_id, nameTask(page, row)), acknowledge(page, row)];
 }
 
@@ -448,11 +469,12 @@ function taskDeeds(page, id, name) {
   const button = (title, operation, run, danger) => page.may(operation) && h("button",
     {key: title, class: danger ? "danger small" : "small", "aria-label": `${title}: ${name}`, onclick: run}, title);
   const run = (operation, ask) => act(page, operation, ask);
+  const ask = (which) => import("../task_questions.js").then((asks) => asks[which]({id, name}, run), fail);
   const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
     held && held !== "input_required" && button("Release", "release_hold", release),
-    status === "succeeded" && button("Say where it is", "attach_artifacts", () => askToAttach({id, name}, run)),
-    LIVE.includes(status) && button("Cancel", "cancel_task", () => askToCancel({id, name}, run), true)];
+    status === "succeeded" && button("Say where it is", "attach_artifacts", () => ask("askToAttach")),
+    LIVE.includes(status) && button("Cancel", "cancel_task", () => ask("askToCancel"), true)];
 }
 
 function acknowledge(page, row) {
