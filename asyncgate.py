@@ -715,7 +715,7 @@ class Extension:
         """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
 
     def look_after(self, work: Work, task: Task) -> None:
-        """Act on a task that has ended, was put on hold, or is swept."""
+        """Act on a task that has asked something, when it has ended, was put on hold, or is swept."""
 
     # Around a batch.
 
@@ -1696,9 +1696,10 @@ class Engine:
         self.write_receipt(work, RESULT_READY, task, {"status": task.status, **news}, parents=(ended.receipt_id,))
 
     def look_after(self, work: Work, task: Task) -> None:
-        """Let extensions act on a task that has ended, was put on hold, or is swept."""
-        for look_after in self.on.look_after:
-            look_after(work, task)
+        """Let extensions act on a task that has asked something, and has ended, was put on hold, or is swept."""
+        if (row := work.progress.get(task.task_id)) is not None and row.inputs is not None:
+            for look_after in self.on.look_after:
+                look_after(work, task)
 
     def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, discriminator: str = "",
                        recommended_action: str, **details: Any) -> None:

@@ -38,13 +38,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncgate import Engine, Needs, Work
+from asyncgate import Needs, Work
 from asyncgate.backends import open_backend, sqlite
 from asyncgate.conformance import history
 from asyncgate.conformance.harness import Gate, settings_for_tests
 from asyncgate.conformance.load import TENANT, Client, Load
 from asyncgate.conformance.plugin import make_empty_file
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.operations import OPERATIONS
@@ -243,7 +244,7 @@ async def live(path: Path, plan: Life, shim: Shim) -> None:
         backend = await open_backend(f"sqlite:///{path}", serving=True)
     except errors.StartupError as refused:
         return end_life(path, shim, report | {"refused": str(refused)}, plan)
-    load = DiskLoad(Gate(Engine(backend, settings_for_tests()), TENANT), shim, plan.seed)
+    load = DiskLoad(Gate(engine_over(backend, settings_for_tests()), TENANT), shim, plan.seed)
     everybody = [*map(load.agent, load.agents), *map(load.worker, load.workers), load.reader(load.agents[0]),
                  load.pauser(), load.bulker(), load.probe(), load.look(path)]
     running = [asyncio.create_task(coroutine) for coroutine in everybody]
@@ -291,7 +292,7 @@ async def list_problems(path: Path, calls: list[history.Call]) -> list[str]:
         problems = [*history.violations(calls, rows),
                     *await backend.check(),     # type: ignore[attr-defined]
                     *(await verify(backend)).problems]
-        await Gate(Engine(backend, settings_for_tests()), TENANT).create()
+        await Gate(engine_over(backend, settings_for_tests()), TENANT).create()
         return problems
     except errors.GateError as error:
         return [f"the gate cannot use its file: {error}", *await backend.check()]  # type: ignore[attr-defined]

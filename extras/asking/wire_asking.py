@@ -65,6 +65,7 @@ class ListInputs(wire.TaskAsk, kw_only=True):
     """List the questions of a task."""
 
     acts = False
+    filters = True
     example = ({"task_id": examples.TASK_ID}, {"inputs": [{
         **QUESTION, "state": "open", "to": BOSS, "asked_by": examples.WORKER, "asked_at": examples.NOW,
         "expires_at": examples.LATER, "on_expiry": "resume", "schema": WINDOW, "request_receipt_id": examples.DUTY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from asyncgate.parts.model import errors, examples, wire
 
@@ -22,7 +22,8 @@ class RecordStep(wire.LeaseAsk, kw_only=True):
     next_step = "Do the next step. Recording does not renew the lease: call renew_lease."
     seq: Annotated[Number, wire.says("the number of the step: 1, 2, 3, … in the order of the program")]
     name: Annotated[wire.Name, wire.says("what the step does; under its number it stays the same")]
-    value: Annotated[wire.AnyJson, wire.says("what the step gave, up to 256 KB")]
+    value: Annotated[wire.AnyJson, wire.says("what the step gave, up to 256 KB; nothing is null")] = field(
+        default_factory=wire.nothing)
 
 
 class ListSteps(wire.PageAsk, kw_only=True):

@@ -313,8 +313,8 @@ ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
           **dict.fromkeys(("erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"),
                           "asyncgate_owner")}
 # What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts, the
-# obligation that a receipt opened.
-FEW = {"states_holder", "receipts_key", "obligations_age"}
+# obligation that a receipt opened.  So are the tasks that upkeep must check by now.
+FEW = {"states_holder", "receipts_key", "obligations_age", "states_check"}
 # What has an index of its own is never looked for row by row.
 KEYS = re.compile(r"\b(idempotency_key|owner_id|lane|worker_id|claim_id|parent_id|to_id|next_eligible_at|check_at"
                   r"|late_at|asyncgate_instance|task_id|state)\b\)?(::text)? (=|<|>|<=|>=) ")

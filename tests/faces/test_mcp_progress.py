@@ -33,7 +33,8 @@ eras = pytest.mark.parametrize("era", ["legacy", "modern"])
 WAITING: dict[str, dict[str, Any]] = {
     "get_task": {}, "run_task": {"type": "demo", "payload": None, "agent_id": "ada"}, "lease_next": {"worker_id": "w2"},
     "list_receipts": {"agent_id": "ada", "receipt_type": "task.failed"}, "list_open_obligations": {"agent_id": "eve"},
-    "drain_work": {"worker": "w1"}}
+    "drain_work": {"worker": "w1"}, "list_inputs": {}}
+OF_A_TASK = ("get_task", "list_inputs")
 
 
 def make_call(name: str, fields: dict[str, Any], face: str, token: Any = "t-1") -> tuple[str, str, bytes, Any]:
@@ -91,7 +92,10 @@ async def test_every_waiting_call_beats_until_its_client_goes(
     monkeypatch.setattr(progress, "FIRST_SIGN_SECONDS", 0.0)
     monkeypatch.setattr(progress, "SIGN_SECONDS", 0.0)
     offer = await served.leased()
-    fields = {**WAITING[name], **({"task_id": offer["task_id"]} if name == "get_task" else {}), "wait_seconds": 30}
+    if name == "list_inputs":
+        await served.post(f"/v1/tasks/{offer['task_id']}/inputs", {
+            "worker_id": "w1", "lease_id": offer["lease_id"], "key": "deploy", "message": "Deploy?"})
+    fields = {**WAITING[name], **({"task_id": offer["task_id"]} if name in OF_A_TASK else {}), "wait_seconds": 30}
     verb, target, body, headers = make_call(name, fields, era)
     async with (asyncio.timeout(PATIENCE_SECONDS), httpx2.AsyncClient(transport=InProcess(served.gate)) as client,
                 client.stream(verb, f"http://localhost{target}", content=body, headers=headers) as answer):

@@ -108,6 +108,13 @@ class Walk:
             needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"},
                                                  "record_step": {"seq": 1, "name": "fetch", "value": 1}}
             return await self.held() | needed.get(op.name, {})
+        if op.name == "request_input":
+            return await self.held() | {"key": "deploy", "message": "Deploy?"}
+        if op.name == "answer_input":
+            held = await self.held()
+            await self.served.post(f"/v1/tasks/{held['task_id']}/inputs", {
+                "worker_id": "w1", "lease_id": held["lease_id"], "key": "deploy", "message": "Deploy?"})
+            return {"task_id": held["task_id"], "key": "deploy", "action": "accept", "agent_id": "ada"}
         if op.name == "rerun_task":
             return {"task_id": await self.finished(), "agent_id": "ada"}
         if op.name == "attach_artifacts":

@@ -681,8 +681,8 @@ async def test_what_is_used_stands_beside_the_limits(limited: Limited, facade: s
     limits = await house.good("get_limits", {"tenant": OTHER}, facade=facade)
 
     size = limits["used"].pop("receipt_storage_bytes")
-    assert limits["used"] == {"active_tasks": 2, "concurrent_leases": 0, "terminal_tasks": 1, "tasks_this_hour": 3,
-                              "api_calls_this_hour": 4}
+    assert limits["used"] == {"active_tasks": 2, "concurrent_leases": 0, "terminal_tasks": 1, "step_storage_bytes": 0,
+                              "tasks_this_hour": 3, "api_calls_this_hour": 4}
     assert size > 0
 
 
