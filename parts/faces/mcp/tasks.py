@@ -121,7 +121,10 @@ class Tasks:
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Answer what a task asks; what is answered already, or was never asked, is ignored."""
         await self._task(ctx, params)
-        for key, response in (params.input_responses or {}).items():
+        responses = params.input_responses or {}
+        asked = _record(await self._done(ctx, "list_inputs", params))["inputs"] if responses else []
+        for key in [question["key"] for question in asked if question["key"] in responses]:
+            response = responses[key]
             if not isinstance(response, dict) or response.get("action") not in get_args(wire.InputAction):
                 raise MCPError(types.INVALID_PARAMS, f"inputResponses.{key} has no action: accept, decline or cancel")
             given = {"key": key, "action": response["action"], "content": response.get("content")}
