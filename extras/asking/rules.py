@@ -148,7 +148,7 @@ def keep(work: Work, task: Task, questions: Questions) -> None:
 
 def find_next_expiry(questions: Questions) -> float | None:
     """Return when the first open question expires."""
-    moments = [question.expires_at for question in list_open(questions)]
+    moments = [question.expires_at for question in stored.list_open(questions)]
     return min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -224,14 +224,14 @@ def write_answer(engine: Engine, work: Work, caller: Caller, by: wire.Principal,
 def show_answer(task: Task, question: stored.Question, questions: Questions) -> wire_asking.Answered:
     """Return the answer to an answer."""
     return wire_asking.Answered(True, question.key, question.state, question.answer_id or "", task.status,
-                                len(list_open(questions)))
+                                len(stored.list_open(questions)))
 
 
 def wait_or_resume(work: Work, task: Task, questions: Questions) -> Task:
     """Offer a task again if nothing is asked any more; else it waits until the next question expires."""
     if task.held != stored.INPUT_REQUIRED:
         return task
-    held = stored.INPUT_REQUIRED if list_open(questions) else None
+    held = stored.INPUT_REQUIRED if stored.list_open(questions) else None
     return work.change_task(task, held=held, next_eligible_at=find_next_expiry(questions))
 
 
@@ -246,12 +246,13 @@ class Asking(Extension):
 
     def why_hold(self, work: Work, task: Task) -> str | None:
         """Keep a task that waits for an answer from the next worker."""
-        return stored.INPUT_REQUIRED if list_open(stored.read_questions(work.progress.get(task.task_id))) else None
+        questions = stored.read_questions(work.progress.get(task.task_id))
+        return stored.INPUT_REQUIRED if stored.list_open(questions) else None
 
     def look_after(self, work: Work, task: Task) -> None:
         """Let open questions end with their task, or when their time has come."""
         questions, late = stored.read_questions(work.progress.get(task.task_id)), list[stored.Question]()
-        if not (waiting := list_open(questions)):
+        if not (waiting := stored.list_open(questions)):
             return
         for question in waiting:
             if question.receipt_id in work.closed:      # by somebody else, such as an erasure
@@ -268,11 +269,6 @@ class Asking(Extension):
             give_up(self.engine, work, task, questions[fatal[0].key])
         else:
             wait_or_resume(work, task, questions)
-
-
-def list_open(questions: Questions) -> list[stored.Question]:
-    """Return those that nobody has answered yet."""
-    return [question for question in questions.values() if question.state == "open"]
 
 
 def expire(engine: Engine, work: Work, question: stored.Question, task_id: str, reason: str) -> stored.Question:

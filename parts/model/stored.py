@@ -176,6 +176,11 @@ def read_questions(progress: Progress | None) -> dict[str, Question]:
     return {question.key: question for question in decode_questions(progress.inputs)}
 
 
+def list_open(questions: dict[str, Question]) -> list[Question]:
+    """Return those that nobody has answered yet."""
+    return [question for question in questions.values() if question.state == "open"]
+
+
 @stored("receipts", "the proof of who owes what to whom",
         "`receipt_retention_days`, and `archive.terminal_days` after its task's end; then in the archive",
         "the archive run; without an archive nobody: they are the evidence", record=False,

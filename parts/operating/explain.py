@@ -76,7 +76,7 @@ class Facts(Struct, kw_only=True):
     @property
     def questions(self) -> list[stored.Question]:
         """Return the questions that nobody has answered."""
-        return [question for question in stored.read_questions(self.progress).values() if question.state == "open"]
+        return stored.list_open(stored.read_questions(self.progress))
 
     @property
     def waits(self) -> bool:
@@ -577,7 +577,7 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
     """Read what may matter to a task."""
     settings = engine.settings
     helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
-    asked = {question.to for question in stored.read_questions(progress).values() if question.state == "open"}
+    asked = {question.to for question in stored.list_open(stored.read_questions(progress))}
     answers = {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,

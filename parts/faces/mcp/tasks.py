@@ -29,7 +29,7 @@ POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
 # A failed task is "completed" with an error result; MCP's "failed" means a broken request.
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
                 "failed": "completed", "canceled": "cancelled"}
-IGNORED = (errors.AlreadyAnswered, errors.InputExpired, errors.InputNotFound)      # by SEP-2663
+IGNORED = (errors.AlreadyAnswered, errors.InputExpired)     # by SEP-2663, and keys that were never asked
 MOST_PROGRESS = 500     # characters of progress in a status message
 _record = msgspec.json.Decoder(JsonObject).decode
 
