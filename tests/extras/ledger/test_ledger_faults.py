@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from asyncgate.backends import is_lasting, is_shared
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
-from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -34,11 +35,7 @@ HASTY: dict[str, Any] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
-    if "database" in metafunc.fixturenames:
-        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
-        if "shared" in metafunc.function.__name__:
-            lasting = [url for url in lasting if url.startswith("postgres")]
-        metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+    choose_databases(metafunc, is_shared if "shared" in metafunc.function.__name__ else is_lasting)
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from asyncgate.backends import is_lasting, is_shared
 from asyncgate.commands.main import main
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
-from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, served
@@ -32,10 +33,7 @@ TOKEN = "a-token-of-the-ledger"
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
-    lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
-    if "shared" in metafunc.function.__name__:
-        lasting = [url for url in lasting if url.startswith("postgres")]
-    metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+    choose_databases(metafunc, is_shared if "shared" in metafunc.function.__name__ else is_lasting)
 
 
 @pytest.fixture
