@@ -67,22 +67,45 @@ def build_document(operations: Collection[Any], version: str) -> bytes:
     """Return the OpenAPI 3.1 document of these operations, as JSON."""
     schemas, paths = build_schemas(operations), dict[str, JsonObject]()
     for op in operations:
-        for number, (verb, path) in enumerate(op.rest, 1):
-            name = op.name if number == 1 else f"{op.name}_{number}"
+        for number, (verb, path) in enumerate(op.rest):
+            name = f"{op.name}_at_{'_'.join(re.findall('/([a-z][a-z_-]+)', path))}" if number else op.name
             paths.setdefault(path, {})[verb.lower()] = describe_operation(op, name, verb, path, schemas)
-    schemas = find_schemas(paths, schemas)
+    responses = share_refusals(paths)
+    schemas = find_schemas([paths, responses], schemas)
     return msgspec.json.encode({
         "openapi": "3.1.0", "info": {
             "title": "AsyncGate", "version": version, "description": API_DESCRIPTION,
             "contact": {"name": "The AsyncGate founders"}, "license": {"name": "MIT", "identifier": "MIT"}},
         "servers": [{"url": "/"}], "tags": [{"name": name, "description": text} for name, (_, text) in TAGS.items()],
         "security": [{"bearer": []}, {"api_key": []}], "paths": dict(sorted(paths.items())),
-        "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": {
+        "components": {"schemas": dict(sorted(schemas.items())), "responses": responses, "securitySchemes": {
             "bearer": {"type": "http", "scheme": "bearer"},
             "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}}})
 
 
-def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
+def share_refusals(paths: dict[str, JsonObject]) -> dict[str, JsonObject]:
+    """Move the refusals out of the operations, which refer to them: many operations have the same ones.
+
+    Each is named by its status and by the codes that not all refusals of this status have.
+    """
+    places = [(responses, status) for item in paths.values() for told in item.values()
+              for responses in [told["responses"]] for status in responses if status[0] in "45"]
+    codes = {status: [list_response_codes(responses[of]) for responses, of in places if of == status]
+             for status in {status for _, status in places}}
+    shared: dict[str, JsonObject] = {}
+    for responses, status in places:
+        own = sorted(list_response_codes(responses[status]) - frozenset.intersection(*codes[status]))
+        name = f"Refusal{status}{'_or_'.join(own).title().replace('_', '')}"
+        shared[name], responses[status] = responses[status], {"$ref": f"#/components/responses/{name}"}
+    return dict(sorted(shared.items()))
+
+
+def list_response_codes(response: JsonObject) -> frozenset[str]:
+    """Return the error codes of a refusal."""
+    return frozenset(response["content"]["application/json"]["schema"]["allOf"][1]["properties"]["error"]["enum"])
+
+
+def find_schemas(paths: Any, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
     """Return the schemas that are referenced; fields in a path or query need none."""
     definitions: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
@@ -109,6 +132,8 @@ def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
             asked.pop("type", None)
             asked["anyOf"] = [refer_to("Requirements"), NULL_SCHEMA]
     for schema in takes.values():   # an explicit null means absent; a default would make TypeScript require the field
+        if "payload_pointer" in schema["properties"]:   # no generator knows "one of two": who has a pointer says null
+            schema["required"] = sorted({*schema["required"], "payload"})
         for name in schema["properties"].keys() - {*schema["required"]}:
             schema["properties"][name] = allow_null_in(describe_default(schema["properties"][name]))
     return schemas
@@ -145,6 +170,8 @@ def clean_schema(schema: Any) -> Any:
         kept["description"] = remove_clause_numbers(text)
     if kept.get("pattern") == wire.UNTAGGED:
         kept["pattern"] = wire.PLAIN         # JavaScript reads the other one with a flag only
+    if kept.get("type") == "object" and not {"properties", "additionalProperties"} & kept.keys():
+        kept["additionalProperties"] = True     # else a type for TypeScript is an object without any member
     return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 

@@ -78,7 +78,7 @@ async def test_openapi_describes_it_with_its_example_and_its_refusals(served: Se
     told = (await served.get("/openapi.json"))["paths"]["/v1/tasks/{task_id}/counts"]["get"]
 
     assert told["responses"]["200"]["content"]["application/json"]["example"] == ONCE
-    assert "task_not_found" in str(told["responses"]["404"])
+    assert told["responses"]["404"]["$ref"].endswith("TaskNotFound")
     assert told["x-scopes"] == ["tasks:lease", "tasks:read"]
 
 

@@ -16,6 +16,8 @@ function same(found: unknown, expected: unknown): void {
 
 const task: components["schemas"]["CreateTask"] = {
   type: "made", payload: { n: [1, { a: null }] }, agent_id: "ada", requirements: { capabilities: ["gpu"] }, result_delivery: "inline" };
+// @ts-expect-error: a task without a payload says null
+const incomplete: components["schemas"]["CreateTask"] = { type: "made" };
 const made = good(await gate.POST("/v1/tasks", { body: task }));
 const [offer] = good(await gate.POST("/v1/leases/claim", { body: { worker_id: "w1", capabilities: ["gpu"], accept_types: ["made"] } })).tasks;
 same([offer.task_id, offer.payload], [made.task_id, task.payload]);
@@ -24,7 +26,7 @@ const params = { path: { task_id: offer.task_id } };
 good(await gate.POST("/v1/tasks/{task_id}/running", { params, body: held }));
 good(await gate.POST("/v1/tasks/{task_id}/progress", { params, body: { ...held, progress: { done: 0.5 } } }));
 good(await gate.POST("/v1/leases/renew", { body: { ...held, task_id: offer.task_id } }));
-good(await gate.POST("/v1/tasks/{task_id}/complete", { params, body: { ...held, result: { count: 12 }, artifacts: [{ uri: "file:///x" }] } }));
+good(await gate.POST("/v1/tasks/{task_id}/complete", { params, body: { ...held, result: { count: 12 }, completion_metadata: { pages: 3 }, artifacts: [{ uri: "file:///x" }] } }));
 const done = good(await gate.GET("/v1/tasks/{task_id}", { params }));
 same([done.status, done.result?.result, done.obligation_open], ["succeeded", { count: 12 }, false]);
 const { receipts } = good(await gate.GET("/v1/receipts", { params: { query: { task_id: made.task_id } } }));
