@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from asyncgate.parts.model import errors, queries
-from asyncgate.parts.model.database import (
-    ArchivingBackend,
-    Around,
-    FileBackend,
-    LastingBackend,
-    SharedBackend,
-    TransactingBackend,
-)
+from asyncgate.parts.model.database import ArchivingBackend, Around, FileBackend, LastingBackend, SharedBackend
 
 if TYPE_CHECKING:
     from asyncgate import Needs, Work
@@ -43,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "DeliveryFilter", "EntryFilter",
            "EventFilter", "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter",
            "OutboxFilter", "OutboxOf", "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter",
-           "SharedBackend", "TaskFilter", "TransactingBackend",
-           "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "SharedBackend", "TaskFilter", "is_lasting", "is_shared", "look_into", "migrate", "migration_sql",
+           "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")

@@ -79,8 +79,8 @@ NAMELESS = {"found": 40, "one": 88, "said": 19}
 CODE = {".cjs", ".css", ".html", ".js", ".py", ".sql"}
 GENERATED = {"clients/operations.py"}
 # What costs start-up time or is optional is imported at its point of use.
-HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "opentelemetry", "prometheus_client", "redis",
-         "rich", "uvicorn", "yaml"]
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "opentelemetry", "prometheus_client", "psycopg",
+         "redis", "rich", "uvicorn", "yaml"]
 
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.

@@ -1,9 +1,8 @@
-"""Postgres: four round trips per batch, all of them behind the wall between tenants.
+"""Postgres: two round trips per batch, all of them behind the wall between tenants.
 
-    BEGIN + tenant    →   LOAD (locks, claims, the clock)   →   SAVE (one writable CTE)   →   COMMIT
+    BEGIN + tenant + LOAD (locks, claims, the clock)   →   SAVE (a statement for each table) + COMMIT
 
-SAVE and COMMIT could be one trip: a query text with the rows as literals.  But the server logs the text of a query that
-fails, as after a lost race, and no payload may be in a log; parameters are not in it.
+The statements of a trip travel together, see pipeline.py; those behind one that fails are not carried out.
 
 Row-level security reads `app.tenant_id`, which is set for one transaction only; the gate's role can neither bypass it
 nor change a receipt.
@@ -30,7 +29,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -40,7 +38,7 @@ from msgspec import Struct
 from asyncgate import Needs, News, Work, backends, place
 from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.postgres import instances, migrations
+from asyncgate.backends.postgres import instances, migrations, pipeline
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hosts, as_user, pin, startup_error
@@ -78,12 +76,17 @@ REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
-# The transaction of a block of reads: backend, tenant, connection.
-OPENED: ContextVar[tuple[Any, str, Any] | None] = ContextVar("opened", default=None)
 # The errors of an outage; every other error of the database is logged with a traceback.
 OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
           asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
           asyncpg.TargetServerAttributeNotMatched, *LOST_RACE[:2])
+
+
+class Search:
+    """A search for claimable tasks: what it found, and how long the database took."""
+
+    def __init__(self) -> None:
+        self.tasks, self.seconds = list[stored.Task](), 0.0
 
 
 class Queues:
@@ -95,7 +98,7 @@ class Queues:
     """
 
     MOMENT_SECONDS, SLOW_SECONDS = 5.0, 0.003
-    FIRST = (-(1 << 62), "")
+    HEAD = (1 << 62, "")
 
     def __init__(self) -> None:
         self.begins: dict[int, tuple[int, str]] = {}        # lane → position in its queue
@@ -106,24 +109,22 @@ class Queues:
         """Return the priority and the task id from which to read a lane."""
         if time.monotonic() > self.until:
             self.begins.clear()
-        first, task_id = self.begins.get(lane, self.FIRST)
-        return -first, task_id
+        if (position := self.begins.get(lane)) is None:
+            return self.HEAD
+        return -position[0], position[1]
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[list[stored.Task]]:
-        """Cache the positions of the first tasks that a block finds, if finding them took long."""
-        look, put = object(), dict[int, tuple[int, str]]()
-        tasks: list[stored.Task] = []
-        begun, forgotten = time.monotonic(), self.forgotten
-        self.watching[look] = put
+    def watch(self) -> Iterator[Search]:
+        """Cache the positions of the first tasks that a search in this block finds, if it took the database long."""
+        search, put, forgotten = Search(), dict[int, tuple[int, str]](), self.forgotten
+        self.watching[search] = put
         try:
-            yield tasks
+            yield search
         finally:
-            del self.watching[look]
-        now = time.monotonic()
-        if forgotten == self.forgotten and (self.begins or now - begun > self.SLOW_SECONDS):
-            self.until = self.until if self.begins else now + self.MOMENT_SECONDS
-            for task in sorted(tasks, key=place, reverse=True):
+            del self.watching[search]
+        if forgotten == self.forgotten and (self.begins or search.seconds > self.SLOW_SECONDS):
+            self.until = self.until if self.begins else time.monotonic() + self.MOMENT_SECONDS
+            for task in sorted(search.tasks, key=place, reverse=True):
                 self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
 
     def note_queued(self, task: stored.Task) -> None:
@@ -157,7 +158,7 @@ class Postgres(pages.Pages):
 
     parallel_per_tenant = SLOTS
 
-    def __init__(self, pool: asyncpg.Pool, hosts: Hosts, url: str, settings: DatabaseSettings) -> None:
+    def __init__(self, pool: pipeline.Pool, hosts: Hosts, url: str, settings: DatabaseSettings) -> None:
         self.pool, self.hosts, self.url, self.settings = pool, hosts, url, settings
         self.hosts.now = self.now
         self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
@@ -268,7 +269,7 @@ class Postgres(pages.Pages):
                 if attempt:
                     raise
                 problem = broken
-                await self.pool.expire_connections()
+                self.pool.expire()
         if isinstance(problem, asyncpg.UniqueViolationError):
             raise errors.Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
         raise errors.DatabaseUnavailable(
@@ -279,10 +280,10 @@ class Postgres(pages.Pages):
         saved = None
         try:
             async with self._transaction(tenant_id, needs) as db:
-                work, outdated = await self._load(db, tenant_id, needs)
+                work, number, outdated = await self._load(db, tenant_id, needs)
                 decide(work)
                 with self._take_slot(tenant_id) as slot:
-                    saved = await self._save(db, work, slot)
+                    saved = await self._save(db, work, number, slot)
                     await commit(db)
         except (*BROKEN, TimeoutError, Unconfirmed) as error:
             if saved is None and isinstance(error, Unconfirmed):    # it may have read what no standby has
@@ -344,7 +345,7 @@ class Postgres(pages.Pages):
         """
         try:
             async with self._transaction(tenant_id) as db:
-                await db.execute("SELECT pg_logical_emit_message(true, 'asyncgate', '')")
+                db.add("SELECT pg_logical_emit_message(true, 'asyncgate', '')")
                 status = await db.fetchval("SELECT pg_xact_status($1::text::xid8)", saved.transaction)
                 there = saved.proof is not None and await db.fetchval(
                     saved.proof.statement, tenant_id, saved.proof.row)
@@ -354,46 +355,47 @@ class Postgres(pages.Pages):
         return bool(there), status
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
+    async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[pipeline.Connection]:
         """Begin a transaction behind the wall of one tenant; a writer also takes the turn keys of its needs."""
-        turns = None if needs is None else turn_keys(tenant_id, needs)
-        begin = sql.begin(uuid.UUID(tenant_id), turns, needs is not None and needs.alone)
-        async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
+        async with self.pool.acquire() as db:
             try:
-                await db.execute(begin)
+                if needs is None:
+                    sql.begin_reading(db, tenant_id)
+                else:
+                    sql.begin_writing(db, tenant_id, turn_keys(tenant_id, needs), needs.alone)
                 yield db
             except BaseException as error:
                 self.queues[tenant_id].forget()     # other searches skipped the rows that were locked here
-                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
+                # Else its state is unknown; security: the tenant must not outlive the transaction, so it is given up.
+                if isinstance(error, asyncpg.PostgresError) and db.is_in_transaction():
+                    db.added.clear()
                     await db.execute("ROLLBACK")
-                else:
-                    self._lose(db)      # its state is unknown; security: the tenant must not outlive the transaction
                 if isinstance(error, TimeoutError):
-                    await self.pool.expire_connections()    # the other connections may be broken too
+                    self.pool.expire()      # the other connections may be broken too
                 raise
 
-    def _lose(self, db: asyncpg.Connection) -> None:
-        """Give up a connection; PgBouncer ends the sessions behind it, which have other numbers."""
-        db.terminate() if self.settings.pgbouncer else self.hosts.lose(db)
+    async def _load(self, db: pipeline.Connection, tenant_id: str, needs: Needs) -> tuple[Work, str | None, bool]:
+        """Load what a batch needs; return also its transaction, and whether the cache of queues is out of date then."""
+        with self.queues[tenant_id].watch() as search:
+            work, transaction, outdated = await self._load_tasks(db, tenant_id, needs, search)
+            search.tasks += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
+        if needs.tally:
+            work.tallies.update(await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs)))
+        return work, transaction, outdated
 
-    async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
-        """Load the rows that a batch needs; return also whether the cache of queues is out of date then."""
-        with self.queues[tenant_id].watch() as tasks:
-            work, outdated = await self._load_tasks(db, tenant_id, needs)
-            tasks += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
-        await self._load_others(db, work, needs)
-        return work, outdated
-
-    async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
+    async def _load_tasks(self, db: pipeline.Connection, tenant_id: str, needs: Needs,
+                          search: Search) -> tuple[Work, str | None, bool]:
         lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
         wanted = count_wanted(lanes, needs.claims, now)
         named = tuple(way for way in sql.NAMED if getattr(needs, way))
         given = sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
         claims = len(needs.claims)
-        statement = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims))
-        head, asked_for, offered = await self._rows(db, tenant_id, statement, {**given, "portions": 2 * claims - 1})
-        self.ahead = head.clock - self.skew - elapsed()
+        statement = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims), is_plain(wanted, starts))
+        others = sql.Others(needs)
+        head, asked_for, offered = await self._rows(db, tenant_id, statement, {**given, "portions": 2 * claims - 1},
+                                                    others)
+        self.ahead, search.seconds = head.clock - self.skew - elapsed(), head.seconds
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         stopped = lanes.find_stopped(now)
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
@@ -403,6 +405,8 @@ class Postgres(pages.Pages):
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
         for row in await self._with_progress(db, tenant_id, asked_for):
             work.load_task(*row)
+        others.load(work)
+        transaction, unread = head.transaction, False
         if needs.claims:
             if pauses := None if head.pauses is None else stored.Pauses(head.pauses):
                 work.load_record(pauses)
@@ -410,21 +414,25 @@ class Postgres(pages.Pages):
             if changed or lanes.find_stopped(head.clock) != stopped:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
             unread = await self._offer(db, work, head, wanted, offered, claims)
-        return work, claims > 0 and (head.due or unread)
+        return work, transaction, claims > 0 and (head.due or unread)
 
-    async def _rows(self, db: asyncpg.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
-                    given: dict[str, Any]) -> tuple[sql.Head, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Run LOAD; return its head, the named rows, and the offered rows."""
+    async def _rows(self, db: pipeline.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
+                    given: dict[str, Any], others: sql.Others | None = None,
+                    ) -> tuple[sql.Head, pipeline.Fetched, pipeline.Fetched]:
+        """Run LOAD, and others behind it; return its head, the named rows, and the offered rows."""
         text, names = statement
         given |= {"tenant": tenant_id, "skew": self.skew}
-        rows = [tuple(row) for row in await db.fetch(text, *(given[name] for name in names))]
-        groups: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+        rows = db.add(text, *(given[name] for name in names))
+        if others is not None:
+            others.add(db, tenant_id)
+        await db.run()
+        found: dict[bool, pipeline.Fetched] = {True: [], False: []}
         for row in rows:
             if (group := row[sql.HEAD - 1]) is not None:
-                groups[group == sql.ASKED_FOR].append(row[sql.HEAD:])
-        return sql.Head(*rows[-1][:sql.HEAD]), groups[True], groups[False]
+                found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
+        return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
 
-    async def _with_progress(self, db: asyncpg.Connection, tenant_id: str,
+    async def _with_progress(self, db: pipeline.Connection, tenant_id: str,
                              rows: list[tuple[Any, ...]]) -> list[queries.Row]:
         """Return tasks with leases and progress; read progress again if a wait for a row lock made it stale."""
         tasks = [sql.named_row(row) for row in rows]
@@ -433,7 +441,7 @@ class Postgres(pages.Pages):
             tasks = [(task, lease, latest.get(task.task_id, progress)) for task, lease, progress in tasks]
         return tasks
 
-    async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
+    async def _offer(self, db: pipeline.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
                      rows: list[tuple[Any, ...]], claims: int) -> bool:
         """Offer the best claimable tasks; search further down the queues if the first ones are locked.
 
@@ -441,7 +449,7 @@ class Postgres(pages.Pages):
         """
         queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
         if head.due:
-            await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
+            db.add(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
         locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
@@ -459,104 +467,56 @@ class Postgres(pages.Pages):
             work.add_claimable(task, progress)
         return len(read) < len(locked)
 
-    async def _load_others(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
-        """Load receipts, records and counts; each statement has a new snapshot, later than all locks."""
-        tenant_id, receipts = work.tenant_id, list[Any]()
-        if needs.receipts:
-            receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
-        if needs.endings:
-            receipts += await db.fetch(sql.ENDINGS, tenant_id, *sql.columns(needs.endings, 2))
-        if needs.stated:
-            receipts += await db.fetch(sql.STATES, tenant_id, *sql.columns(needs.stated, 2))
-        for row in receipts:
-            work.load_receipt(sql.receipt_row(tuple(row)))
-        for kind in {kind for kind, _ in needs.records}:
-            keys = [key for of, key in needs.records if of is kind]
-            for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
-                work.load_record(kind(*row))
-        if needs.recount:
-            work.keep_record(stored.Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
-        if needs.tally:
-            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
+    async def _save(self, db: pipeline.Connection, work: Work, transaction: str | None, slot: int) -> Saved | None:
+        """Add what saves the changes of a batch, which COMMIT takes along; return how to find out later whether it was.
 
-    async def _save(self, db: asyncpg.Connection, work: Work, slot: int) -> Saved | None:
-        """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
+        None without changes.
+        """
         changes = sql.changes(work, slot)
-        tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.drop_statements(work)
-        if not tables and not dropped and not work.erased:
+        # Order: functions that drop check rows that were saved just now.
+        statements = [*sql.list_saves(work.tenant_id, changes), *sql.drop_statements(work), *sql.erase_statements(work)]
+        if not statements:
             return None
         if work.tenant_id not in self.known:
-            changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
-        text, names = sql.save(tables)
-        given = {"tenant": work.tenant_id, **sql.bind_rows(tables, changes)}
-        transaction: str = await db.fetchval(text, *(given[name] for name in names))
-        for statement, ids in dropped:      # order: these functions check rows that were saved just now
-            await db.fetchval(statement, ids)
-        for statement, columns in sql.erase_statements(work):
-            await db.execute(statement, *columns)
-        return Saved(transaction, sql.find_proof(changes))
+            db.add(sql.INSERT_TENANT, work.tenant_id, work.now)
+        for statement, given in statements:
+            db.add(statement, *given)
+        return Saved(transaction or await db.fetchval(f"SELECT {sql.TRANSACTION}"), sql.find_proof(changes))
 
     # Reading.
-
-    async def _trip(self, statement: str, *given: Any) -> list[Any]:
-        """Run one statement without a transaction of its own."""
-        return await self._reconnecting(lambda: self._fetch(statement, *given))
 
     async def _reconnecting(self, run: Callable[[], Awaitable[T]]) -> T:
         """Run a repeatable read; if its connection broke, repeat it once on a new one."""
         try:
             return await run()
         except BROKEN:
-            await self.pool.expire_connections()
+            self.pool.expire()
             return await run()
 
-    async def _fetch(self, statement: str, *given: Any) -> list[Any]:
-        async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
+    async def _fetch(self, statement: str, *given: Any) -> pipeline.Fetched:
+        async with self.pool.acquire() as db:
             try:
-                rows: list[Any] = await db.fetch(statement, *given)
+                return await db.fetch(statement, *given)
             except TimeoutError:
-                self._lose(db)
-                await self.pool.expire_connections()
+                self.pool.expire()
                 raise
-            return rows
 
     async def _ask(self, statement: str, *given: Any) -> list[Any]:
         """Read in one round trip; raises DatabaseUnavailable."""
         with translate_outages():
-            return [tuple(row) for row in await self._trip(statement, *given)]
+            return await self._reconnecting(lambda: self._fetch(statement, *given))
 
     async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         """Read behind the wall of a tenant; raises DatabaseUnavailable."""
         with translate_outages():
-            if (known := OPENED.get()) is not None and known[:2] == (self, tenant_id):
-                rows = [tuple(row) for row in await known[2].fetch(statement, tenant_id, *given)]
-            else:
-                rows = await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
+            rows = await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
         if (call := counting.get()) is not None:
             call.add_rows(len(rows))        # which the driver decodes in no task
         return rows
 
-    @contextlib.asynccontextmanager
-    async def reading(self, tenant_id: str) -> AsyncIterator[None]:
-        """Make the reads of a tenant in this block one transaction: two round trips fewer for each."""
-        refused: errors.GateError | None = None
-        with translate_outages():
-            async with contextlib.AsyncExitStack() as stack:
-                db = await self._reconnecting(lambda: stack.enter_async_context(self._transaction(tenant_id)))
-                token = OPENED.set((self, tenant_id, db))
-                try:
-                    yield
-                except errors.GateError as refusal:     # a refusal is not a reason to give the connection up
-                    refused = refusal
-                finally:
-                    OPENED.reset(token)
-                await db.execute("COMMIT")
-        if refused is not None:
-            raise refused
-
     async def _read_once(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         async with self._transaction(tenant_id) as db:
-            rows = [tuple(row) for row in await db.fetch(statement, tenant_id, *given)]
+            rows = db.add(statement, tenant_id, *given)
             await db.execute("COMMIT")
         return rows
 
@@ -799,12 +759,13 @@ class Postgres(pages.Pages):
                 or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1", kept_since)):
             return 0        # without the exclusive lock
         async with self._transaction(tenant_id) as db:
-            await db.execute(sql.WAIT_FOR_WRITERS.format(writers=sql.writers_key(uuid.UUID(tenant_id))))
+            db.add("SET LOCAL lock_timeout = '2s'")
+            # Waits until no batch of the tenant runs, because batches rely on the known lanes.
+            db.add("SELECT pg_advisory_xact_lock($1::int, $2::int)", sql.WRITERS, sql.writers_key(uuid.UUID(tenant_id)))
             lanes = [row[0] for row in await db.fetch(sql.EMPTY_LANES, tenant_id)]
-            await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
-                             tenant_id, lanes)
-            await db.execute(f"DELETE FROM asyncgate.queues WHERE tenant_id = $1 AND lane IN ({sql.EMPTY_QUEUES})",
-                             tenant_id, kept_since)
+            db.add("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])", tenant_id, lanes)
+            db.add(f"DELETE FROM asyncgate.queues WHERE tenant_id = $1 AND lane IN ({sql.EMPTY_QUEUES})",
+                   tenant_id, kept_since)
             await db.execute("COMMIT")
         self.lanes.pop(tenant_id, None)     # the next batch reads the lanes again
         return len(lanes)
@@ -859,6 +820,11 @@ def is_portioned(wanted: dict[frozenset[int], int], claims: int) -> bool:
     return sum(wanted.values()) > claims
 
 
+def is_plain(wanted: dict[frozenset[int], int], starts: Callable[[int], tuple[int, str]]) -> bool:
+    """Whether all claims want tasks of one lane, which is read from its head."""
+    return len(wanted) == 1 and [starts(lane) for lane in next(iter(wanted))] == [Queues.HEAD]
+
+
 @contextlib.contextmanager
 def translate_outages(answer: str = "the database does not answer; try again") -> Iterator[None]:
     """Turn an outage of the database into DatabaseUnavailable with this answer."""
@@ -870,23 +836,16 @@ def translate_outages(answer: str = "the database does not answer; try again") -
         raise errors.DatabaseUnavailable(answer, retry_after=1) from error
 
 
-async def commit(db: asyncpg.Connection) -> None:
-    """Commit; raises Unconfirmed if the server stopped waiting for a standby, which it reports only as a warning."""
-    warnings: list[Any] = []
+async def commit(db: pipeline.Connection) -> None:
+    """Send what was added, and commit; raises Unconfirmed if the server stopped waiting for a standby.
 
-    def hear(_: Any, warning: Any) -> None:
-        warnings.append(warning)
-    db.add_log_listener(hear)
-    try:
-        await db.execute("COMMIT")
-    finally:
-        db.remove_log_listener(hear)
-    if warnings:
-        raise Unconfirmed(str(warnings[0]))
-
-
-async def keep_session(db: asyncpg.Connection) -> None:
-    """No-op instead of the pool's reset, which costs a round trip: no setting outlives a transaction here."""
+    It reports that only as a warning.
+    """
+    await db.execute("COMMIT")
+    if db.tag != b"COMMIT":
+        raise asyncpg.InFailedSQLTransactionError(f"COMMIT was answered by {db.tag!r}")
+    if db.warnings:
+        raise Unconfirmed(db.warnings[0])
 
 
 async def require_weak_role(db: asyncpg.Connection) -> None:
@@ -908,34 +867,28 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     if settings.pgbouncer and settings.trusted_role:
         raise errors.StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
     hosts = Hosts(url, settings.timeout_seconds)
-    try:
-        pool = await connect(hosts, url, settings)
-    except (*AWAY, ValueError) as error:
-        raise startup_error(error, url) from None
+    # PgBouncer uses another session for each transaction, so prepared statements and session settings do not work; it
+    # ends the sessions behind its own, which have other numbers.
+    session = instances.session(settings) if settings.pgbouncer else {
+        **instances.session(settings), **pin(settings.timeout_seconds), **PROBES_ONLY}
+    pool = pipeline.Pool(lambda: hosts.open_pipeline(session, not settings.pgbouncer), settings.pool_size,
+                         settings.timeout_seconds, pipeline.Connection.terminate if settings.pgbouncer else hosts.lose)
     backend = Postgres(pool, hosts, url, settings)
     try:
-        async with pool.acquire() as db:
+        db = await hosts.connect(server_settings=session, statement_cache_size=0,
+                                 command_timeout=settings.timeout_seconds)      # asyncpg says best what is wrong
+        try:
             await migrations.require_schema(db)
             await require_weak_role(db)
             key, now = await db.fetchrow(sql.BEGIN_WITH)
             backend.secret, backend.ahead = bytes.fromhex(key), now - elapsed()
-    except BaseException as error:
-        pool.terminate()
-        if isinstance(error, AWAY):
-            raise startup_error(error, url) from None
-        raise
+        finally:
+            db.terminate()
+        async with pool.acquire():
+            pass        # it is there when the first call comes
+    except (*AWAY, ValueError) as error:
+        raise startup_error(error, url) from None
     return backend
-
-
-async def connect(hosts: Hosts, url: str, settings: DatabaseSettings) -> asyncpg.Pool:
-    """Make the pool; connections are opened when they are needed."""
-    # PgBouncer uses another session for each transaction, so prepared statements and session settings do not work.
-    ours = instances.session(settings) if settings.pgbouncer else {
-        **instances.session(settings), **pin(settings.timeout_seconds), **PROBES_ONLY}
-    return await asyncpg.create_pool(
-        url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
-        statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
 BACKEND: type[backends.Backend] = Postgres
@@ -943,4 +896,3 @@ BACKEND: type[backends.Backend] = Postgres
 if TYPE_CHECKING:
     _shared: type[backends.SharedBackend] = Postgres
     _archiving: type[backends.ArchivingBackend] = Postgres
-    _transacting: type[backends.TransactingBackend] = Postgres

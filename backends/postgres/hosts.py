@@ -11,15 +11,18 @@ import contextlib
 import os
 import shlex
 import socket
+import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
+from asyncgate.backends.postgres import pipeline
 from asyncgate.parts.model import errors
 
+C = TypeVar("C")
 CONNECT_SECONDS = 5.0
 PORT = 5432
 # What every statement was written for, whatever a database or a role has as its default.  WARNING is the only word of a
@@ -55,14 +58,34 @@ class Hosts:
         self.lost: dict[int, float] = {}        # sessions whose path may be dead, and since when
         self.now: Callable[[], float] = time.time       # or the database's clock
 
-    async def connect(self, *_: Any, **given: Any) -> asyncpg.Connection:
+    async def connect(self, **given: Any) -> asyncpg.Connection:
         """Connect to the first host that answers; takes the arguments of `asyncpg.connect` except the address."""
-        if len(self.urls) > 1 and wants_any_server(self.urls[0]):
-            given["target_session_attrs"] = "read-write"    # a standby cannot be used
+        async def connect(url: str, attributes: dict[str, str]) -> asyncpg.Connection:
+            return await asyncpg.connect(url, **{**given, **attributes, "timeout": self.seconds})
+
+        db = await self._find_host(connect)
+        await self._prepare(db, db.get_server_version().major, given.get("server_settings", {}))
+        return db
+
+    async def open_pipeline(self, settings: Mapping[str, str], prepares: bool) -> pipeline.Connection:
+        """Connect to the first host that answers, for statements that travel together."""
+        async def connect(url: str, attributes: dict[str, str]) -> pipeline.Connection:
+            return await pipeline.connect(url, probes | attributes, settings, self.seconds, self.patience, prepares)
+
+        probes = {"keepalives_idle": f"{IDLE}", "keepalives_interval": f"{INTERVAL}", "keepalives_count": f"{PROBES}",
+                  "tcp_user_timeout": f"{int(self.patience * 1000)}"}
+
+        db = await self._find_host(connect)
+        await self._prepare(db, db.pg.server_version // 10000, settings)
+        return db
+
+    async def _find_host(self, connect: Callable[[str, dict[str, str]], Awaitable[C]]) -> C:
+        several = len(self.urls) > 1 and wants_any_server(self.urls[0])
+        attributes = {"target_session_attrs": "read-write"} if several else {}      # a standby cannot be used
         problems: dict[str, Exception] = {}
         for url in list(self.urls):
             try:
-                db = await asyncpg.connect(url, **{**given, "timeout": self.seconds})
+                db = await connect(url, attributes)
             except DEFINITE:
                 raise
             except AWAY as error:
@@ -70,27 +93,27 @@ class Hosts:
                 self._move(url, len(self.urls))
             else:
                 self._move(url, 0)
-                await self._prepare(db, given.get("server_settings", {}))
                 return db
         raise combine_problems(problems)
 
-    async def _prepare(self, db: asyncpg.Connection, pinned: Mapping[str, str]) -> None:
+    async def _prepare(self, db: Any, version: int, pinned: Mapping[str, str]) -> None:
         try:
-            probe(db, self.patience)
-            if "lock_timeout" in pinned and db.get_server_version().major >= 17:
+            if isinstance(db, asyncpg.Connection):
+                probe(db, self.patience)
+            if "lock_timeout" in pinned and version >= 17:
                 await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
             await self._end_lost(db)
         except BaseException:       # also that the caller has gone: nobody else knows of the connection
             db.terminate()
             raise
 
-    def lose(self, db: asyncpg.Connection) -> None:
+    def lose(self, db: asyncpg.Connection | pipeline.Connection) -> None:
         """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""
         if not db.is_closed() and len(self.lost) < MOST_LOST:
             self.lost[db.get_server_pid()] = self.now()
         db.terminate()
 
-    async def _end_lost(self, db: asyncpg.Connection) -> None:
+    async def _end_lost(self, db: Any) -> None:
         if self.lost:
             lost = dict(self.lost)
             with contextlib.suppress(asyncpg.PostgresError):    # a superuser's: those end by their timeouts
@@ -168,7 +191,7 @@ def describe_problem(error: Exception) -> str:
         return "it is read-only, or otherwise not what target_session_attrs requires"
     if isinstance(error, socket.gaierror):      # its number is not an errno
         return f"no such host ({error.strerror})"
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):      # nor is TLS's
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 

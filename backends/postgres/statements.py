@@ -7,13 +7,14 @@ size.  MATERIALIZED makes sure that a subquery with row locks runs only once.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -22,6 +23,7 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import MOST_PAGE_BYTES, Needs, Work
 from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
+from asyncgate.backends.postgres.pipeline import Connection, Fetched
 from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.counted import count_moves, measure_use, passed_ms
@@ -89,20 +91,27 @@ def is_stale(row: tuple[Any, ...]) -> bool:
     return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
 
 
-def begin(tenant: uuid.UUID, turns: Iterable[int] | None, alone: bool = False) -> str:
-    """Return the SQL that begins a transaction behind a tenant's wall; `turns` are its turn keys, None for a reader.
+def begin_reading(db: Connection, tenant_id: str) -> None:
+    """Begin a transaction behind a tenant's wall."""
+    db.add(BEGIN)
+    db.add("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
 
-    Security: only a UUID and numbers are inserted into the text.  The shared writers lock tells readers of receipts
-    which transactions may still add receipts; a transaction that is `alone` waits for all of them, and they for it.
-    Transactions with the same turn key wait for each other.
+
+def begin_writing(db: Connection, tenant_id: str, turns: Iterable[int], alone: bool) -> None:
+    """Begin a transaction that may write behind a tenant's wall.
+
+    The shared writers lock tells readers of receipts which transactions may still add receipts; a transaction that is
+    `alone` waits for all of them, and they for it.  Transactions with the same turn key wait for each other.
     """
-    parts = [f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL app.tenant_id = '{tenant}'"]
-    if turns is not None:
-        parts.append(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({WRITERS}, {writers_key(tenant)})")
-        parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(turns))]
-    return "; ".join(parts)
+    db.add(BEGIN)
+    db.add(BEHIND_WALL_ALONE if alone else BEHIND_WALL, tenant_id, WRITERS, writers_key(uuid.UUID(tenant_id)))
+    if keys := sorted(set(turns)):      # order: as everybody takes them
+        db.add("SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) AS key", keys)
 
 
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+BEHIND_WALL = "SELECT set_config('app.tenant_id', $1, true), pg_advisory_xact_lock_shared($2::int, $3::int)"
+BEHIND_WALL_ALONE = BEHIND_WALL.replace("_shared", "")
 WRITERS = 0x6761_7465       # the first half of the writers lock's key; the second half is writers_key
 
 
@@ -138,7 +147,12 @@ NAMED = {
         FROM unnest(:worker_kinds::text[], :worker_ids::text[], :claims::text[]) AS k (kind, id, claim),
         LATERAL (SELECT task_id FROM asyncgate.states WHERE tenant_id = :tenant AND worker_kind = k.kind
                  AND worker_id = k.id AND claim_id = k.claim AND status IN ('leased', 'running') LIMIT 1000) AS s"""}
-# In one order whatever names them, so that no two batches wait for each other's rows: each way has its own collation.
+# Rows are locked in one order, so that no two batches wait for each other's: that of the ids in `bind_needs`, or, of
+# several ways to name them, each with its own collation, that of COLLATE.
+BY_IDS_ALONE = f"""
+SELECT {{asked_for}}::bigint AS number, s.* FROM unnest(:tasks::text[]) AS i (id), LATERAL (
+    SELECT {listed(STATE)} FROM asyncgate.states
+    WHERE tenant_id = :tenant AND task_id = i.id LIMIT 1 FOR UPDATE) AS s"""
 LOCKED = f"""
 ids AS MATERIALIZED (
     {{found}}),
@@ -147,6 +161,12 @@ named AS MATERIALIZED (
         SELECT {listed(STATE)} FROM asyncgate.states
         WHERE tenant_id = :tenant AND task_id = i.task_id LIMIT 1 FOR UPDATE) AS s)"""
 
+# The best tasks of the only lane that is asked for, read from its head.
+OFFERED_OF_LANE = f"""
+SELECT 0::bigint AS number, s.* FROM (
+    SELECT {listed(STATE)} FROM asyncgate.states
+    WHERE tenant_id = :tenant AND lane = :lane AND status = 'queued' AND ready
+    ORDER BY priority DESC, task_id LIMIT :most::bigint FOR UPDATE SKIP LOCKED) AS s"""
 # The best tasks of each group of lanes, no more than wanted, because other claims skip the rows that are locked here.
 OFFERED = f"""
 groups AS (SELECT * FROM unnest(:groups::bigint[], :wanted::bigint[]) AS g (number, most)),
@@ -194,6 +214,8 @@ class Head(NamedTuple):
     """The columns at the beginning of each row of LOAD."""
 
     clock: float                # the time when all row locks were held
+    transaction: str | None     # its number; None of a claim that has locked nothing
+    seconds: float              # how long it took
     lanes: str                  # the sum of the lanes' ids; a difference shows that another process changed the lanes
     newest: str | None          # the newest receipt
     pauses: str | None          # what is paused, if tasks are claimed
@@ -202,25 +224,35 @@ class Head(NamedTuple):
     group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
 
 
+TRANSACTION = "pg_current_xact_id()::text"
 HEAD, ASKED_FOR = len(Head._fields), -1
 PORTIONED_ROW = ROW.replace("t.payload,", f"{PORTION.format(asked_for=ASKED_FOR)},")
 
 
 @cache
-def load(named: tuple[str, ...], offered: bool, claiming: bool = False,
-         portioned: bool = False) -> tuple[str, tuple[str, ...]]:
+def load(named: tuple[str, ...], offered: bool, claiming: bool = False, portioned: bool = False,
+         of_lane: bool = False) -> tuple[str, tuple[str, ...]]:
     """Return the LOAD statement of batches that name tasks in these ways or are offered some, and its parameters.
 
     A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.  `portioned`: of many
-    large tasks, those that no claim can get are offered without their payloads.
+    large tasks, those that no claim can get are offered without their payloads.  `of_lane`: of the only lane that its
+    claims may be offered tasks of, and from its head; then no search is needed further down.
 
-    Clock: it is read for each returned row, so the last row's time is later than the last row lock.
+    Clock: it is read for each returned row, so the last row's time is later than the last row lock.  The transaction's
+    number is asked for here, because the answer to SAVE can be lost together with that to COMMIT.
     """
-    ids = "\n    UNION ".join([NAMED[way] for way in named])
-    tables = [LOCKED.format(found=ids)] * bool(named) + [OFFERED] * offered
-    rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * bool(named)
-            + [f"SELECT number, {listed(STATE)} FROM offered"] * offered)
+    tables, rows = list[str](), list[str]()
+    if named == ("tasks",):
+        rows.append(BY_IDS_ALONE.format(asked_for=ASKED_FOR))
+    elif named:
+        tables.append(LOCKED.format(found="\n    UNION ".join([NAMED[way] for way in named])))
+        rows.append(f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named")
+    if offered and not of_lane:
+        tables.append(OFFERED)
+    if offered:
+        rows.append(OFFERED_OF_LANE if of_lane else f"SELECT number, {listed(STATE)} FROM offered")
     row = PORTIONED_ROW if portioned else ROW
+    number = TRANSACTION.replace("id()", "id_if_assigned()") if claiming else TRANSACTION
     joins = f"""
 LEFT JOIN ({' UNION ALL '.join(rows)}) AS s ON true
 LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
@@ -228,11 +260,13 @@ LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
 LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = :tenant AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
     return number_parameters(f"""{'WITH ' * bool(tables)}{','.join(tables)}
-SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {row}' if rows else 'NULL'}
+SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, {number},
+       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, one.*,
+       {f's.number, {row}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
-             {FULL if offered else 'false'}) AS one{joins if rows else ''}""")
+             {FULL if offered and not of_lane else 'false'}) AS one{joins if rows else ''}""")
 
 
 def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
@@ -256,22 +290,21 @@ def arrays(names: Collection[str], rows: Collection[tuple[Any, ...]]) -> dict[st
 
 def bind_needs(needs: Needs) -> dict[str, Any]:
     """Return the arguments of LOAD for the tasks that a batch names."""
-    return {"tasks": list(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
+    return {"tasks": sorted(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
             "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}
 
 
 def bind_wanted(wanted: dict[frozenset[int], int], slack: int,
-                      starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
+                starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
     """Return the arguments of LOAD for claimable tasks: how many of each group of lanes, and where each lane starts."""
     groups = list(enumerate(wanted.items()))
     probes = [(number, lane, *starts(lane)) for number, (lanes, _) in groups for lane in lanes]
     return {**arrays(("groups", "wanted"), [(number, most) for number, (_, most) in groups]),
-            **arrays(("lane_groups", "lanes", "priorities", "starts"), probes), "slack": slack}
+            **arrays(("lane_groups", "lanes", "priorities", "starts"), probes), "slack": slack,
+            "lane": probes[0][1], "most": groups[0][1][1]}
 
 
 LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
-# The exclusive writers lock: waits until no batch of the tenant runs, because batches rely on the known lanes.
-WAIT_FOR_WRITERS = f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({WRITERS}, {{writers}})"
 EMPTY_LANES = """
 SELECT l.lane FROM asyncgate.lanes AS l
 WHERE l.tenant_id = $1
@@ -318,6 +351,7 @@ def among(column: str) -> str:
 
 
 NOTHING = " ON CONFLICT DO NOTHING"
+INSERT_TENANT = f"INSERT INTO asyncgate.tenants (tenant_id, since) VALUES ($1, $2){NOTHING}"
 COUNTED = ("queued", "held", "leased")
 QUEUE = {"lane": "bigint", "type": "text", "capabilities": "text", **dict.fromkeys(COUNTED, "bigint"),
          "counted_at": "float8", "slot": "bigint"}
@@ -333,7 +367,6 @@ DELIVERY = {"receipt_id": "text", "delivered_at": "float8"}
 STATED = {**RECEIPT, "parent_id": "text"}
 EVENT, AUDIT, OUTGOING, ENTRY = typed(stored.Event), typed(stored.Audit), typed(stored.Outgoing), typed(stored.Entry)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
-    "tenants": ({"since": "float8"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "queues": (QUEUE, insert("queues", QUEUE, "lane, slot", (), ", ".join(
         (*(f"{name} = old.{name} + excluded.{name}" for name in COUNTED), "counted_at = excluded.counted_at")))),
@@ -394,23 +427,70 @@ def pack(rows: Collection[tuple[Any, ...]]) -> str:
     return msgspec.json.encode(rows).decode()
 
 
+def update(names: Iterable[str], check_at: str) -> str:
+    """Return the UPDATE of a row of `states`, whose new fields are parameters."""
+    sets = ", ".join(f"{name} = :{name}::{STATE[name]}" for name in names if name != "check_at")
+    return (f"UPDATE asyncgate.states SET {sets}, check_at = {check_at} "
+            "WHERE tenant_id = :tenant AND task_id = :task_id")
+
+
+# What costs less row by row, if these are few.
+ROW_BY_ROW = {
+    "moved": update(["priority", *CHANGING], "CASE WHEN :check_at > check_at THEN check_at ELSE :check_at END"),
+    "kept": update(HELD, "least(check_at, :expires_at)"),
+    "closed": "DELETE FROM asyncgate.obligations "
+              "WHERE tenant_id = :tenant AND to_kind = :to_kind AND to_id = :to_id AND receipt_id = :receipt_id"}
+# Of the bodies of receipts only those count that their own statement stores, and only these receipts are sent.
+TOGETHER = ("receipts", "meters", "posted")
+MOST_BOUND = 3         # rows that travel field by field, which Postgres reads faster than JSON
+
+
 @cache
-def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the statement that saves rows of these tables and returns the transaction's id, and its parameters."""
-    parts = []
-    for table in tables:
+def save(parts: tuple[tuple[str, int], ...]) -> str:
+    """Return the statement that saves rows of tables: so many of each, field by field, or, with 0, any as JSON.
+
+    The tenant is its first parameter.
+    """
+    texts, at = [], 2
+    for table, number in parts:
         columns, statement = SAVES[table]
-        if table == "receipts":
-            statement += " RETURNING receipt_id, octet_length(body) AS bytes"
-        if table == "meters":
-            statement = statement.replace("{stored}", NEW_BODIES if "receipts" in tables else "0")
-        parts.append(f"{table} AS ({statement.format(rows=unpacked(f':{table}', columns))})")
-    return number_parameters(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
+        width = len(columns)
+        rows = ", ".join([f"({listed([f'${place}::{kind}' for place, kind in enumerate(columns.values(), first)])})"
+                          for first in range(at, at + number * width, width)])
+        source = f"(VALUES {rows}) AS r ({listed(columns)})" if number else unpacked(f"${at}", columns)
+        at += number * width or 1
+        text = statement.format(rows=source, stored=NEW_BODIES if parts[0][0] == "receipts" else "0")
+        texts.append(f"{text} RETURNING receipt_id, octet_length(body) AS bytes" if table == "receipts" else text)
+    named = ", ".join(f"{table} AS ({text})" for (table, _), text in zip(parts, texts[:-1], strict=False))
+    return f"{f'WITH {named} ' * bool(named)}{texts[-1]}".replace(":tenant", "$1")
 
 
-def bind_rows(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
-    """Return the arguments of the `save` statement of these tables."""
-    return {table: pack(rows[table]) for table in tables}
+@cache
+def save_row(table: str) -> tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]:
+    """Return the statement that changes one row, and what takes its parameters from the tenant's id and the row."""
+    text, names = number_parameters(ROW_BY_ROW[table])
+    return text, itemgetter(*[["tenant", *SAVES[table][0]].index(name) for name in names])
+
+
+def list_saves(tenant_id: str, changes: dict[str, list[tuple[Any, ...]]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the statements that save the rows of a batch, and their arguments."""
+    for table, rows in changes.items():
+        if not rows or (table in TOGETHER[1:] and changes["receipts"]):
+            continue
+        if table in ROW_BY_ROW and count_few(rows):
+            text, take = save_row(table)
+            yield from [(text, [*take((tenant_id, *row))]) for row in rows]
+            continue
+        parts = [part for part in TOGETHER if changes[part]] if table == "receipts" else [table]
+        given: list[Any] = [tenant_id]
+        for part in parts:
+            given += itertools.chain(*changes[part]) if count_few(changes[part]) else [pack(changes[part])]
+        yield save(tuple([(part, count_few(changes[part])) for part in parts])), given
+
+
+def count_few(rows: Collection[tuple[Any, ...]]) -> int:
+    """Return how many rows travel field by field: 0 if they are too many."""
+    return len(rows) if len(rows) <= MOST_BOUND else 0
 
 
 def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
@@ -532,13 +612,13 @@ def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
             yield statement.format(given=given), columns(rows, width)
 
 
-def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
+def drop_statements(work: Work) -> list[tuple[str, list[list[str]]]]:
     """Return the calls of these functions for a batch, and their arguments."""
     if not work.kept:       # as in most batches
         return []
     ids = {kind: sorted(entry[1][0] for entry in work.kept if entry[0] is kind and is_dropped(work, entry))
            for kind in DROPS}
-    return [(f"SELECT {DROPS[kind]}", given) for kind, given in ids.items() if given]
+    return [(f"SELECT {DROPS[kind]}", [given]) for kind, given in ids.items() if given]
 
 
 def state_row(work: Work, task_id: str) -> tuple[Any, ...]:
@@ -875,6 +955,39 @@ def make_binder(given: list[Any]) -> Callable[[Any], str]:
         given.append(value)
         return f"${len(given) + 1}"
     return name
+
+
+class Others:
+    """Receipts, records and counts that a batch needs; each statement has a new snapshot, later than LOAD's locks."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs, self.receipts, self.records = needs, list[Fetched](), dict[type[Struct], Fetched]()
+        self.usage: Fetched = []
+
+    def add(self, db: Connection, tenant_id: str) -> None:
+        """Ask for them in the trip of LOAD."""
+        needs = self.needs
+        if needs.receipts:
+            self.receipts.append(db.add(FAMILY, tenant_id, list(needs.receipts)))
+        if needs.endings:
+            self.receipts.append(db.add(ENDINGS, tenant_id, *columns(needs.endings, 2)))
+        if needs.stated:
+            self.receipts.append(db.add(STATES, tenant_id, *columns(needs.stated, 2)))
+        for kind in {kind for kind, _ in needs.records}:
+            keys = [key for of, key in needs.records if of is kind]
+            self.records[kind] = db.add(RECORD[kind], tenant_id, *columns(keys, len(keys[0])))
+        if needs.recount:
+            self.usage = db.add(COUNT, tenant_id)
+
+    def load(self, work: Work) -> None:
+        """Load what was answered."""
+        for row in itertools.chain(*self.receipts):
+            work.load_receipt(receipt_row(row))
+        for kind, rows in self.records.items():
+            for row in rows:
+                work.load_record(kind(*row))
+        for row in self.usage:
+            work.keep_record(stored.Usage(*row))
 
 
 def receipt_row(row: tuple[Any, ...]) -> stored.Receipt:

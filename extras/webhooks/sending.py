@@ -20,7 +20,6 @@ from asyncgate.extras.webhooks.post import STATUS_GONE, Attempt, Post
 from asyncgate.extras.webhooks.sources import Happened, find_event, read_behind
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.model import queries, stored, stored_webhooks, wire
-from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.process.rounds import Rounds, store_meanwhile
 
@@ -138,9 +137,8 @@ class Courier(Rounds):
 
     async def _find_endpoint(self) -> stored_webhooks.Webhook | None:
         """Return the endpoint; None if nothing is delivered to it now."""
-        async with read_together(self.engine.backend, self.tenant_id):
-            webhook = await self.engine.backend.record(self.tenant_id, stored_webhooks.Webhook, self.webhook.webhook_id)
-            account = await self.engine.backend.record(self.tenant_id, stored.Account)
+        webhook = await self.engine.backend.record(self.tenant_id, stored_webhooks.Webhook, self.webhook.webhook_id)
+        account = await self.engine.backend.record(self.tenant_id, stored.Account)
         is_suspended = account is not None and account.suspended_at is not None
         return None if webhook is None or webhook.state != "active" or is_suspended else webhook
 

@@ -8,7 +8,6 @@ a `LastingBackend` forgets everything with its process, one that is not a `Share
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -97,19 +96,6 @@ class ArchivingBackend(Protocol):
 
     async def register_segment(self, tenant_id: str, segment: str) -> None:
         """Confirm as that role that a segment of the archive is written; raises ArchiveUnavailable."""
-
-
-@runtime_checkable
-class TransactingBackend(Protocol):
-    """Each read is a transaction of its own, unless several are asked to be one."""
-
-    def reading(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Make the reads of a tenant in this block one transaction; none of them may run beside another."""
-
-
-def read_together(backend: object, tenant_id: str) -> AbstractAsyncContextManager[None]:
-    """Make the reads of a tenant in a block, one after another, one transaction where that saves time."""
-    return backend.reading(tenant_id) if isinstance(backend, TransactingBackend) else nullcontext()
 
 
 class Around:

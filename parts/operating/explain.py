@@ -20,7 +20,6 @@ from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model import errors, queries, stored, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
-from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
@@ -558,8 +557,7 @@ async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.Explain
         raise errors.no_task(ask.task_id)
     if not caller.sees_all and not snapshot[0].owner.same(caller.principal):
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
-    async with read_together(engine.backend, caller.tenant_id):
-        facts = await read_facts(engine, caller, *snapshot)
+    facts = await read_facts(engine, caller, *snapshot)
     facts.said = await read_said(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
     return wire_workers.Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence,
@@ -594,10 +592,7 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
 
 
 async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> stored.Receipt | None:
-    """Return the receipt that says how the last lease of a waiting task was given up, or who canceled it.
-
-    Not in the transaction of the other facts: a page of receipts may wait for writers.
-    """
+    """Return the receipt that says how the last lease of a waiting task was given up, or who canceled it."""
     last = facts.task.status if facts.task.status != "queued" or facts.lease is None else facts.lease.ending
     type = {"failed": FAILED, "released": EXPIRED, "canceled": CANCELED}.get(last)
     if type is None or facts.task.status not in ("queued", "canceled"):

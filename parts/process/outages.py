@@ -10,7 +10,6 @@ from asyncgate.parts.model import errors
 
 OFTEN = {"often": True}     # `extra` of a record that an outage repeats
 EVERY_SECONDS = 10.0
-DRIVERS = {"asyncpg.pool"}  # loggers of repeated connection attempts
 REPEATED = {"Exceeded concurrency limit."}      # uvicorn's text for each request above its limit
 
 
@@ -29,8 +28,7 @@ class Sparse(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write a record."""
         error = record.exc_info[1] if record.exc_info else None
-        away = (record.name in DRIVERS or (isinstance(error, errors.GateError) and error.status == 503)
-                or is_left(record, error))
+        away = (isinstance(error, errors.GateError) and error.status == 503) or is_left(record, error)
         if not away and not getattr(record, "often", False) and record.msg not in REPEATED:
             return True
         kind, now = (record.name, str(record.msg)), self.clock()

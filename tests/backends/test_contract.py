@@ -13,7 +13,6 @@ from asyncgate.backends import (
     FileBackend,
     LastingBackend,
     SharedBackend,
-    TransactingBackend,
     is_lasting,
     is_shared,
 )
@@ -21,10 +20,10 @@ from asyncgate.backends.memory import Memory
 from asyncgate.backends.postgres import Postgres
 from asyncgate.backends.sqlite import Sqlite
 
-OPTIONAL: tuple[Any, ...] = (LastingBackend, SharedBackend, FileBackend, ArchivingBackend, TransactingBackend)
+OPTIONAL: tuple[Any, ...] = (LastingBackend, SharedBackend, FileBackend, ArchivingBackend)
 CAN: dict[str, tuple[type, set[Any]]] = {
     "memory": (Memory, set()), "sqlite": (Sqlite, {LastingBackend, FileBackend}),
-    "postgresql": (Postgres, {LastingBackend, SharedBackend, ArchivingBackend, TransactingBackend})}
+    "postgresql": (Postgres, {LastingBackend, SharedBackend, ArchivingBackend})}
 
 
 def test_every_database_must_have_21_methods() -> None:

@@ -12,14 +12,14 @@ import asyncpg
 import pytest
 
 from asyncgate import Engine, Needs
-from asyncgate.backends.postgres import Postgres, Queues, open_backend
+from asyncgate.backends.postgres import Postgres, Queues, commit, open_backend, pipeline
 from asyncgate.backends.postgres import statements as sql
-from asyncgate.conformance.harness import Gate
+from asyncgate.backends.postgres.pipeline import Connection
+from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
-from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
+from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.wire import LeaseNext
 
 pytestmark = pytest.mark.anyio
@@ -140,6 +140,7 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
     looks: list[set[str]] = []
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 40)
+    await gate.create(type="other")     # of one type only, no second look is needed
 
     def claims(most: int) -> Needs:
         return Needs(claims=[LeaseNext(worker_id="w", max_tasks=most)])
@@ -170,79 +171,86 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
     assert offered == looks[0] | looks[1]
 
 
-# Several reads in one transaction.
-
+# Reads.
 
 WHERE = "SELECT pg_backend_pid(), extract(epoch FROM now()), asyncgate.tenant() = $1::uuid"     # now() is its beginning
 
 
-async def test_the_reads_of_a_block_are_one_transaction_behind_the_wall_of_its_tenant(backend: Postgres) -> None:
-    tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
-
-    async with backend.reading(tenant):
-        first, second = [(await backend._read(tenant, WHERE))[0] for _ in range(2)]
-        [apart] = await backend._read(other, WHERE)
-        assert await asyncio.create_task(backend.page(other, LeaseCount())) == [0]
-    [after] = await backend._read(tenant, WHERE)
-
-    assert first == second
-    assert first[2]
-    assert apart[2]
-    assert len({first[1], apart[1], after[1]}) == 3
-
-
-async def test_a_courier_reads_its_endpoint_and_its_tenant_in_one_transaction(
+async def test_a_read_is_one_trip_behind_the_wall_of_its_tenant(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = pytest.importorskip("asyncgate.extras.webhooks.sending", reason="webhooks are not installed")
-    post = pytest.importorskip("asyncgate.extras.webhooks.post")
-    tenant, engine, begun, begin = str(uuid.uuid4()), Engine(backend), list[str](), backend._transaction
-    endpoint = Webhook("w1", "https://a.test", "", "[]", "[]", "s1", None, None, "", "active", None, 0.0, "root", 0.0)
-    courier = sending.Courier(engine, post.Post(engine.settings), sending.Places(), tenant, endpoint)
+    trips, run = [], Connection.run
 
-    def noted(tenant_id: str, *more: Any) -> Any:
-        begun.append(tenant_id)
-        return begin(tenant_id, *more)
-    monkeypatch.setattr(backend, "_transaction", noted)
+    async def counted(db: Connection) -> None:
+        trips.append([text for text, *_ in db.added])
+        await run(db)
+    monkeypatch.setattr(Connection, "run", counted)
 
-    assert await courier._find_endpoint() is None
-    assert begun == [tenant]
+    [row] = await backend._read(str(uuid.uuid4()), WHERE)
+
+    assert row[2]
+    assert [trip[-1] for trip in trips] == ["COMMIT"]
 
 
-async def test_a_refusal_in_a_block_of_reads_keeps_its_connection_and_an_error_gives_it_up(backend: Postgres) -> None:
-    tenant, seen = str(uuid.uuid4()), []
+async def test_a_batch_is_two_trips(backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    await gate.create()     # the first of a tenant adds a lane
+    trips, run = [], Connection.run
 
-    async def fail(error: Exception) -> None:
-        async with backend.reading(tenant):
-            seen.append((await backend._read(tenant, WHERE))[0][0])
-            raise error
+    async def counted(db: Connection) -> None:
+        trips.append(db.added[-1][0])
+        await run(db)
+    monkeypatch.setattr(Connection, "run", counted)
 
-    for error in (NotFound("nothing is there"), RuntimeError("a bug")):
-        with pytest.raises(type(error)):
-            await fail(error)
-    [after] = await backend._read(tenant, WHERE)
+    await gate.create()
+    offer = await gate.claim()
+    assert offer is not None
+    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
+    assert await gate.claim("w2") is not None
 
-    assert seen[0] == seen[1] != after[0]
-    assert after[2]
+    assert [text == "COMMIT" for text in trips] == [False, True] * 4
 
 
-async def test_a_block_of_reads_begins_on_a_new_connection_when_its_own_was_cut(
-        backend: Postgres, url: str) -> None:
+async def test_a_read_begins_on_a_new_connection_when_its_own_was_cut(backend: Postgres, url: str) -> None:
     tenant, outside = str(uuid.uuid4()), await asyncpg.connect(url)
     [before] = await backend._read(tenant, WHERE)
     await outside.execute("SELECT pg_terminate_backend($1)", before[0])
     await outside.close()
 
-    async with backend.reading(tenant):
-        [after] = await backend._read(tenant, WHERE)
+    [after] = await backend._read(tenant, WHERE)
 
     assert after[0] != before[0]
+    assert after[2]
 
 
-async def test_a_block_of_reads_whose_connection_is_cut_says_that_the_database_is_away(backend: Postgres) -> None:
+async def test_a_read_whose_connection_is_cut_says_that_the_database_is_away(backend: Postgres) -> None:
     tenant = str(uuid.uuid4())
 
     with pytest.raises(DatabaseUnavailable):
-        async with backend.reading(tenant):
-            await backend._read(tenant, "SELECT $1, pg_terminate_backend(pg_backend_pid())")
+        await backend._read(tenant, "SELECT $1, pg_terminate_backend(pg_backend_pid())")
 
     assert await backend.page(tenant, LeaseCount()) == [0]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+async def test_a_text_that_no_text_of_postgres_can_be_is_refused_and_not_cut_short(
+        backend: Postgres, text: str) -> None:
+    with pytest.raises(DatabaseUnavailable):
+        await backend.receipt(str(uuid.uuid4()), text)
+
+
+async def test_a_connection_that_has_prepared_many_statements_is_replaced(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MOST_PREPARED", 10)
+
+    pids = [(await backend._ask(f"SELECT pg_backend_pid(), {n}"))[0][0] for n in range(25)]
+
+    assert len(set(pids)) == 3
+
+
+async def test_a_commit_that_the_server_made_a_rollback_is_no_commit(backend: Postgres) -> None:
+    async with backend._transaction(str(uuid.uuid4()), Needs()) as db:
+        with pytest.raises(asyncpg.PostgresSyntaxError):
+            await db.fetch("no statement")
+
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await commit(db)

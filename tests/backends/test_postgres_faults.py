@@ -621,9 +621,9 @@ async def settings_of(backend: Any, size: int) -> list[tuple[str, str | None]]:
     """Take all connections of a backend at once; return the tenant and the transaction of each."""
     async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE_SECONDS):
         taken = [await stack.enter_async_context(backend.pool.acquire()) for _ in range(size)]
-        rows = [await db.fetchrow("SELECT current_setting('app.tenant_id', true), "
-                                  "pg_current_xact_id_if_assigned()::text") for db in taken]
-    return [(row[0] or "", row[1]) for row in rows]
+        rows = [(await db.fetch("SELECT coalesce(current_setting('app.tenant_id', true), ''), "
+                                "pg_current_xact_id_if_assigned()::text"))[0] for db in taken]
+    return rows
 
 
 async def test_clients_that_hang_up_in_mid_call_take_no_connection_with_them(

@@ -170,15 +170,36 @@ class Listening:
         return getattr(self.pool, name)
 
     @contextlib.asynccontextmanager
-    async def acquire(self, **more: Any) -> AsyncIterator[Any]:
+    async def acquire(self) -> AsyncIterator[Any]:
         """Hand out a connection that is listened to."""
-        async with self.pool.acquire(**more) as db:
-            with db.query_logger(self._heard):
-                yield db
+        async with self.pool.acquire() as db:
+            yield Heard(db, self.sent)
 
-    def _heard(self, query: Any) -> None:
-        if "asyncgate." in query.query:
-            self.sent[query.query] = query.args
+
+class Heard:
+    """A connection that keeps what is added to it."""
+
+    def __init__(self, db: Any, sent: Sent) -> None:
+        self.db, self.sent = db, sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+    def add(self, statement: str, *given: Any) -> Any:
+        """Keep a statement, and add it."""
+        if "asyncgate." in statement:
+            self.sent[statement] = given
+        return self.db.add(statement, *given)
+
+    async def fetch(self, statement: str, *given: Any) -> Any:
+        """Keep a statement, and send it."""
+        rows = self.add(statement, *given)
+        await self.db.run()
+        return rows
+
+    async def fetchval(self, statement: str, *given: Any) -> Any:
+        """Keep a statement, and send it."""
+        return (await self.fetch(statement, *given))[0][0]
 
 
 async def tell(backend: Any) -> None:
@@ -262,12 +283,16 @@ def written(sent: Iterable[str]) -> Iterator[str]:
                 and not any(text in statement for statement in {*sent, *WHOLE})):
             yield text
     yield from sql.HORIZONS.values()
-    for tables in [*((table,) for table in sql.SAVES if table != "posted"), ("receipts", "posted"), tuple(sql.SAVES)]:
-        yield sql.save(tables)[0]
+    for few in range(sql.MOST_BOUND + 1):
+        for tables in [*((table,) for table in sql.SAVES if table != "posted"), sql.TOGETHER]:
+            yield sql.save(tuple([(table, few) for table in tables]))
+    for table in sql.ROW_BY_ROW:
+        yield sql.save_row(table)[0]
     for number in range(len(sql.NAMED) + 1):
         for ways, some in itertools.product(itertools.combinations(sql.NAMED, number), (False, True)):
             yield sql.load(ways, some)[0]
         yield sql.load(ways, True, portioned=True)[0]
+        yield sql.load(ways, True, portioned=True, of_lane=True)[0]
 
 
 async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
@@ -612,7 +637,7 @@ async def list_some(backend: Any) -> None:
 
 async def updates(backend: Any, admin: str, least: int) -> tuple[int, int]:
     """Return how many rows of states were updated so far, at least so many, and how many of those HOT."""
-    await backend.pool.expire_connections()     # a session tells what it has done when it ends, if not before
+    backend.pool.expire()       # a session tells what it has done when it ends, if not before
     async with connected(admin) as db, asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await backend.alive()

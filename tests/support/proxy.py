@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +12,8 @@ from urllib.parse import urlsplit
 from asyncgate.conformance.postgres_server import free_port
 
 HOST = "127.0.0.1"
-COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
-BEGIN = re.compile(rb"Q....BEGIN", re.DOTALL)
 STARTUP = b"\0\3"               # the major version of the protocol; before it a client may ask for encryption
-COMPLETE = b"C"
+COMMITTED = b"C\0\0\0\x0bCOMMIT\0"
 CHUNK = 2 ** 16
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -72,6 +69,7 @@ class Link:
         self.proxy, self.client, self.passing = proxy, client, proxy.passing
         self.asked, self.lost = Messages(typed=False), Messages(typed=True)
         self.losing: Trap | None = None
+        self.texts: dict[bytes, bytes] = {}     # of prepared statements, by name
         self.sent = b""                 # in the running transaction
 
     async def run(self) -> None:
@@ -105,20 +103,28 @@ class Link:
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await self._read(reader):
             for message in self.asked.of(chunk):
-                self.sent = message if BEGIN.match(message) else self.sent + message
-                if message == COMMIT and (trap := self.proxy.trap) and trap.springs(self.sent):
+                text = self._text(message)
+                self.sent = message if text.startswith(b"BEGIN") else self.sent + message
+                if text == b"COMMIT" and (trap := self.proxy.trap) and trap.springs(self.sent):
                     if trap.before:
                         raise Cut
                     self.losing = trap
                 writer.write(message)
             await writer.drain()
 
+    def _text(self, message: bytes) -> bytes:
+        """Return the statement that a message asks to run."""
+        if message[:1] == b"P":
+            name, text, _ = message[5:].split(b"\0", 2)
+            self.texts[name] = text
+        return self.texts[message[5:].split(b"\0", 2)[1]] if message[:1] == b"B" else b""
+
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await self._read(reader):
             if self.losing is None:
                 writer.write(chunk)
                 await writer.drain()
-            elif any(message[:1] == COMPLETE for message in self.lost.of(chunk)):
+            elif any(message == COMMITTED for message in self.lost.of(chunk)):
                 if self.losing.gone:
                     self.proxy.close_door()
                 raise Cut
