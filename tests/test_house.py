@@ -50,7 +50,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 7_000,
+    "backends": 7_130,
     "bench": 1_700,
     "clients": 3_650,
     "commands": 7_900,

@@ -28,9 +28,10 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import asyncpg
 from msgspec import Struct
@@ -41,6 +42,7 @@ from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.postgres import instances, migrations, pipeline
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
+from asyncgate.backends.postgres.groups import GROUP_CALLS, Flight, Groups, Search
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hosts, as_user, pin, startup_error
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
@@ -82,13 +84,6 @@ OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asy
           asyncpg.TargetServerAttributeNotMatched, *LOST_RACE[:2])
 
 
-class Search:
-    """A search for claimable tasks: what it found, and how long the database took."""
-
-    def __init__(self) -> None:
-        self.tasks, self.seconds = list[stored.Task](), 0.0
-
-
 class Queues:
     """A short-lived cache of where the live rows of a tenant's queues begin, for when finding them took long.
 
@@ -102,7 +97,8 @@ class Queues:
 
     def __init__(self) -> None:
         self.begins: dict[int, tuple[int, str]] = {}        # lane → position in its queue
-        self.watching: dict[object, dict[int, tuple[int, str]]] = {}    # by running search: tasks queued meanwhile
+        # By running search, tasks queued meanwhile; of one that failed until its batch has gone.
+        self.watching: WeakKeyDictionary[Search, dict[int, tuple[int, str]]] = WeakKeyDictionary()
         self.until, self.forgotten = 0.0, 0
 
     def start(self, lane: int) -> tuple[int, str]:
@@ -113,16 +109,14 @@ class Queues:
             return self.HEAD
         return -position[0], position[1]
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[Search]:
-        """Cache the positions of the first tasks that a search in this block finds, if it took the database long."""
-        search, put, forgotten = Search(), dict[int, tuple[int, str]](), self.forgotten
-        self.watching[search] = put
-        try:
-            yield search
-        finally:
-            del self.watching[search]
-        if forgotten == self.forgotten and (self.begins or search.seconds > self.SLOW_SECONDS):
+    def begin(self, search: Search) -> None:
+        """Note that a search begins."""
+        self.watching[search], search.forgotten = {}, self.forgotten
+
+    def end(self, search: Search) -> None:
+        """Cache the positions of the first tasks that a search found, if it took the database long."""
+        put = self.watching.pop(search)
+        if search.forgotten == self.forgotten and (self.begins or search.seconds > self.SLOW_SECONDS):
             self.until = self.until if self.begins else time.monotonic() + self.MOMENT_SECONDS
             for task in sorted(search.tasks, key=place, reverse=True):
                 self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
@@ -147,10 +141,22 @@ class Unconfirmed(Exception):
 
 
 class Saved(NamedTuple):
-    """How to find out later whether a batch was committed."""
+    """How to find out later whether a transaction was committed."""
 
+    tenant_id: str
     transaction: str
     proof: sql.Proof | None
+
+
+class Requested(NamedTuple):
+    """What a batch has asked for."""
+
+    flight: Flight
+    rows: pipeline.Fetched
+    others: sql.Others
+    lanes: Lanes
+    wanted: dict[frozenset[int], int]
+    stopped: Any
 
 
 class Postgres(pages.Pages):
@@ -161,7 +167,9 @@ class Postgres(pages.Pages):
     def __init__(self, pool: pipeline.Pool, hosts: Hosts, url: str, settings: DatabaseSettings) -> None:
         self.pool, self.hosts, self.url, self.settings = pool, hosts, url, settings
         self.hosts.now = self.now
-        self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
+        most = max(settings.pool_size - 2, 1)       # two connections stay free for readers
+        self.groups, self.parallel = Groups(self._run_group, most), GROUP_CALLS
+        self.alone = asyncio.Semaphore(max(most - self.groups.most, 1))     # batches that go alone
         self.skew, self.ids, self.secret = 0.0, Ids(), b""
         self.ahead = time.time() - elapsed()        # how far the database's clock is ahead of `elapsed`
         self.instance = instances.name_of_this_process()
@@ -248,21 +256,41 @@ class Postgres(pages.Pages):
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Run one batch; try again after a lost race, or if the connection broke before COMMIT."""
+        flight, problem = Flight(tenant_id, needs, decide), None
         with translate_outages("the database does not answer; nothing was stored, so try again"):
             try:
-                await self._retry(tenant_id, needs, decide)
+                if flight.may_share() and (problem := await self.groups.carry(flight)) is None:
+                    return
+                async with self.alone:
+                    await self._retry(flight, problem)
             except Uncertain as unknown:
                 log.error("it is unknown whether a batch was committed: %s", unknown, extra=OFTEN)
                 raise errors.outcome_unknown() from unknown
 
-    async def _retry(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        problem: Exception | None = None
-        for attempt in range(ATTEMPTS):
+    async def _run_group(self, flights: list[Flight]) -> None:
+        """Carry batches out together; those that have to go alone have a problem afterwards."""
+        try:
+            await self._attempt(flights, shared=True)
+        except (Uncertain, TimeoutError):
+            raise
+        except Exception as problem:
+            if len(flights) == 1 and not isinstance(problem, (asyncpg.LockNotAvailableError, *LOST_RACE, *REFUSED,
+                                                              *BROKEN)):
+                raise
+            if isinstance(problem, BROKEN):
+                self.pool.expire()
+            for flight in flights:
+                flight.problem = problem
+
+    async def _retry(self, flight: Flight, problem: Exception | None) -> None:
+        """Carry a batch out alone, perhaps after a problem that it had."""
+        for attempt in range(problem is not None, ATTEMPTS):
+            if isinstance(problem, LOST_RACE):      # a pause, else the same ones meet again
+                await asyncio.sleep(random.uniform(0, RACE_SECONDS * 2 ** (attempt - 1)))
             try:
-                return await self._attempt(tenant_id, needs, decide)
+                return await self._attempt([flight])
             except LOST_RACE as lost:
                 problem = lost
-                await asyncio.sleep(random.uniform(0, RACE_SECONDS * 2 ** attempt))    # else the same ones meet again
             except REFUSED as refused:
                 raise errors.Refused(type(refused).__name__) from refused
             except BROKEN as broken:
@@ -276,25 +304,49 @@ class Postgres(pages.Pages):
             "other transactions keep changing the same rows; nothing was stored, so try again",
             retry_after=1) from problem
 
-    async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        saved = None
+    async def _attempt(self, flights: list[Flight], shared: bool = False) -> None:
+        """Run a transaction of one batch, or of one for each of several tenants, each behind its own wall."""
+        saved, done, several = None, list[tuple[Work, bool, Saved | None]](), len(flights) > 1
         try:
-            async with self._transaction(tenant_id, needs) as db:
-                work, number, outdated = await self._load(db, tenant_id, needs)
-                decide(work)
-                with self._take_slot(tenant_id) as slot:
-                    saved = await self._save(db, work, number, slot)
+            async with self._transaction(flights[0].tenant_id, *flights, shared=shared) as db:
+                with contextlib.ExitStack() as slots:
+                    requested = [self._request(db, flight, several) for flight in flights]
+                    await db.run()
+                    for asked in requested:
+                        if (outcome := await self._decide(db, asked, several, slots)) is not None:
+                            done.append(outcome)
+                    saves = [save for *_, save in done if save is not None]
+                    saved = next((save for save in saves if save.proof and save.proof.sure), next(iter(saves), None))
                     await commit(db)
         except (*BROKEN, TimeoutError, Unconfirmed) as error:
             if saved is None and isinstance(error, Unconfirmed):    # it may have read what no standby has
                 raise ConnectionError("no standby has confirmed what was read") from error
             if saved is None:
                 raise
-            if not await self._was_committed(tenant_id, saved):
+            if not await self._was_committed(saved):
                 raise ConnectionError("the connection broke before COMMIT") from error
-        if saved is not None:
-            self.known.add(tenant_id)
-        self._note_committed(work, outdated)
+        for work, outdated, save in done:
+            if save is not None:
+                self.known.add(work.tenant_id)
+            self._note_committed(work, outdated)
+
+    async def _decide(self, db: pipeline.Connection, asked: Requested, several: bool,
+                      slots: contextlib.ExitStack) -> tuple[Work, bool, Saved | None] | None:
+        """Decide a batch, and add what saves it; None if it has to go alone."""
+        if several:
+            await asyncio.sleep(0)      # a batch may decide for long, and others want the loop
+            db.add(sql.BEHIND_WALL, asked.flight.tenant_id)
+        work, transaction, outdated = await self._load(db, asked)
+        try:
+            asked.flight.decide(work)
+        except Exception as problem:
+            if not several:
+                raise
+            asked.flight.problem = problem      # it shows when it goes alone
+            self.queues[work.tenant_id].forget()
+            return None
+        slot = slots.enter_context(self._take_slot(work.tenant_id))
+        return work, outdated, await self._save(db, work, transaction, slot)
 
     @contextlib.contextmanager
     def _take_slot(self, tenant_id: str) -> Iterator[int]:
@@ -319,12 +371,12 @@ class Postgres(pages.Pages):
             if task.status == "queued":
                 queues.note_queued(task)
 
-    async def _was_committed(self, tenant_id: str, saved: Saved) -> bool:
+    async def _was_committed(self, saved: Saved) -> bool:
         """Find out whether a batch was committed whose COMMIT got no proper answer; raises Uncertain."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while True:
             try:
-                there, status = await self._read_proof(tenant_id, saved)
+                there, status = await self._read_proof(saved)
             except (*AWAY, Unconfirmed) as away:
                 if isinstance(away, Unconfirmed) and time.monotonic() < deadline:
                     continue
@@ -335,7 +387,7 @@ class Postgres(pages.Pages):
                 raise Uncertain(f"the last COMMIT is {status or 'forgotten'}")
             await asyncio.sleep(0.02)
 
-    async def _read_proof(self, tenant_id: str, saved: Saved) -> tuple[bool, str | None]:
+    async def _read_proof(self, saved: Saved) -> tuple[bool, str | None]:
         """Return whether a row of the batch is stored, and the database's status of its transaction.
 
         The status "committed" proves nothing: after a crash, or on a standby that took over without the transaction,
@@ -344,28 +396,30 @@ class Postgres(pages.Pages):
         later write is committed: if COMMIT waits for a standby, the standby then has the row too.
         """
         try:
-            async with self._transaction(tenant_id) as db:
+            async with self._transaction(saved.tenant_id) as db:
                 db.add("SELECT pg_logical_emit_message(true, 'asyncgate', '')")
                 status = await db.fetchval("SELECT pg_xact_status($1::text::xid8)", saved.transaction)
                 there = saved.proof is not None and await db.fetchval(
-                    saved.proof.statement, tenant_id, saved.proof.row)
+                    saved.proof.statement, saved.tenant_id, saved.proof.row)
                 await commit(db)
         except asyncpg.InvalidParameterValueError:      # a number that the database has not used yet
             return False, "aborted"
         return bool(there), status
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[pipeline.Connection]:
-        """Begin a transaction behind the wall of one tenant; a writer also takes the turn keys of its needs."""
+    async def _transaction(self, tenant_id: str, *flights: Flight,
+                           shared: bool = False) -> AsyncIterator[pipeline.Connection]:
+        """Begin a transaction behind the wall of a tenant, with the locks of the batches that write in it."""
         async with self.pool.acquire() as db:
             try:
-                if needs is None:
-                    sql.begin_reading(db, tenant_id)
-                else:
-                    sql.begin_writing(db, tenant_id, turn_keys(tenant_id, needs), needs.alone)
+                db.add("BEGIN ISOLATION LEVEL READ COMMITTED")
+                db.add(sql.BEHIND_WALL, tenant_id)
+                if flights:
+                    take_locks(db, flights, shared)
                 yield db
             except BaseException as error:
-                self.queues[tenant_id].forget()     # other searches skipped the rows that were locked here
+                for of in (tenant_id, *[flight.tenant_id for flight in flights]):
+                    self.queues[of].forget()        # other searches skipped the rows that were locked here
                 # Else its state is unknown; security: the tenant must not outlive the transaction, so it is given up.
                 if isinstance(error, asyncpg.PostgresError) and db.is_in_transaction():
                     db.added.clear()
@@ -374,63 +428,55 @@ class Postgres(pages.Pages):
                     self.pool.expire()      # the other connections may be broken too
                 raise
 
-    async def _load(self, db: pipeline.Connection, tenant_id: str, needs: Needs) -> tuple[Work, str | None, bool]:
-        """Load what a batch needs; return also its transaction, and whether the cache of queues is out of date then."""
-        with self.queues[tenant_id].watch() as search:
-            work, transaction, outdated = await self._load_tasks(db, tenant_id, needs, search)
-            search.tasks += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
-        if needs.tally:
-            work.tallies.update(await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs)))
-        return work, transaction, outdated
-
-    async def _load_tasks(self, db: pipeline.Connection, tenant_id: str, needs: Needs,
-                          search: Search) -> tuple[Work, str | None, bool]:
-        lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
+    def _request(self, db: pipeline.Connection, flight: Flight, several: bool) -> Requested:
+        """Ask for what a batch needs."""
+        tenant_id, needs, claims, now = flight.tenant_id, flight.needs, len(flight.needs.claims), self.now()
+        lanes, queues = self.lanes[tenant_id], self.queues[tenant_id]
+        if several:
+            db.add(sql.BEHIND_WALL, tenant_id)
         wanted = count_wanted(lanes, needs.claims, now)
         named = tuple(way for way in sql.NAMED if getattr(needs, way))
-        given = sql.bind_needs(needs) if named else {}
-        given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
-        claims = len(needs.claims)
-        statement = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims), is_plain(wanted, starts))
-        others = sql.Others(needs)
-        head, asked_for, offered = await self._rows(db, tenant_id, statement, {**given, "portions": 2 * claims - 1},
-                                                    others)
-        self.ahead, search.seconds = head.clock - self.skew - elapsed(), head.seconds
+        plain = len(wanted) == 1 and [queues.start(lane) for lane in next(iter(wanted))] == [queues.HEAD]
+        given = {"tenant": tenant_id, "skew": self.skew, "portions": 2 * claims - 1}
+        given |= sql.bind_needs(needs) if named else {}
+        given |= sql.bind_wanted(wanted, SLACK, queues.start) if wanted else {}
+        text, names = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims), plain)
+        queues.begin(flight.search)
+        rows = db.add(text, *(given[name] for name in names))
+        return Requested(flight, rows, sql.Others(db, tenant_id, needs), lanes, wanted, lanes.find_stopped(now))
+
+    async def _load(self, db: pipeline.Connection, asked: Requested) -> tuple[Work, str | None, bool]:
+        """Load what a batch asked for; return also its transaction, and whether the cache of queues is out of date."""
+        needs, search = asked.flight.needs, asked.flight.search
+        work, transaction, outdated = await self._load_tasks(db, asked)
+        search.tasks = [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
+        self.queues[work.tenant_id].end(search)
+        if needs.tally:
+            work.tallies.update(await db.fetch(sql.TALLY, work.tenant_id, work.list_named_tasks(needs)))
+        return work, transaction, outdated
+
+    async def _load_tasks(self, db: pipeline.Connection, asked: Requested) -> tuple[Work, str | None, bool]:
+        tenant_id, needs, lanes, wanted = asked.flight.tenant_id, asked.flight.needs, asked.lanes, asked.wanted
+        head, named, offered = sql.read_load(asked.rows)
+        self.ahead, asked.flight.search.seconds = head.clock - self.skew - elapsed(), head.seconds
         self.ids.after(head.newest)     # ids never go back, even if the clock does
-        stopped = lanes.find_stopped(now)
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = self.lanes[tenant_id] = Lanes()
             for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
                 lanes.learn(lane, type, json.loads(capabilities))
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
-        for row in await self._with_progress(db, tenant_id, asked_for):
+        for row in await self._with_progress(db, tenant_id, named):
             work.load_task(*row)
-        others.load(work)
+        asked.others.load(work)
         transaction, unread = head.transaction, False
         if needs.claims:
             if pauses := None if head.pauses is None else stored.Pauses(head.pauses):
                 work.load_record(pauses)
             lanes.pauses = pauses
-            if changed or lanes.find_stopped(head.clock) != stopped:
+            if changed or lanes.find_stopped(head.clock) != asked.stopped:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
-            unread = await self._offer(db, work, head, wanted, offered, claims)
-        return work, transaction, claims > 0 and (head.due or unread)
-
-    async def _rows(self, db: pipeline.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
-                    given: dict[str, Any], others: sql.Others | None = None,
-                    ) -> tuple[sql.Head, pipeline.Fetched, pipeline.Fetched]:
-        """Run LOAD, and others behind it; return its head, the named rows, and the offered rows."""
-        text, names = statement
-        given |= {"tenant": tenant_id, "skew": self.skew}
-        rows = db.add(text, *(given[name] for name in names))
-        if others is not None:
-            others.add(db, tenant_id)
-        await db.run()
-        found: dict[bool, pipeline.Fetched] = {True: [], False: []}
-        for row in rows:
-            if (group := row[sql.HEAD - 1]) is not None:
-                found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
-        return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
+            unread = await self._offer(db, work, head, wanted, offered, len(needs.claims))
+        return work, transaction, bool(needs.claims) and (head.due or unread)
 
     async def _with_progress(self, db: pipeline.Connection, tenant_id: str,
                              rows: list[tuple[Any, ...]]) -> list[queries.Row]:
@@ -454,9 +500,10 @@ class Postgres(pages.Pages):
         locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
-            statement = sql.load((), True, portioned=is_portioned(wanted, claims))
-            given = {**sql.bind_wanted(wanted, slack, queues.start), "portions": 2 * claims - 1}
-            head, _, rows = await self._rows(db, work.tenant_id, statement, given)
+            text, names = sql.load((), True, portioned=is_portioned(wanted, claims))
+            given = {"tenant": work.tenant_id, "skew": self.skew, "portions": 2 * claims - 1,
+                     **sql.bind_wanted(wanted, slack, queues.start)}
+            head, _, rows = sql.read_load(await db.fetch(text, *(given[name] for name in names)))
             work.now = head.clock       # clock: later than every row lock, so that a task's ids and times never go back
             head = head._replace(due=False)
             # Together with the rows that earlier searches of this batch locked.
@@ -481,7 +528,8 @@ class Postgres(pages.Pages):
             db.add(sql.INSERT_TENANT, work.tenant_id, work.now)
         for statement, given in statements:
             db.add(statement, *given)
-        return Saved(transaction or await db.fetchval(f"SELECT {sql.TRANSACTION}"), sql.find_proof(changes))
+        transaction = transaction or await db.fetchval(f"SELECT {sql.TRANSACTION}")
+        return Saved(work.tenant_id, transaction, sql.find_proof(changes))
 
     # Reading.
 
@@ -800,10 +848,20 @@ class Postgres(pages.Pages):
         return [row[0] for row in await self._ask(sql.TENANTS)]
 
 
-def turn_keys(tenant_id: str, needs: Needs) -> Iterable[int]:
-    """Return the turn keys of a batch: of the claims it repeats, the receipts it answers, the records it changes."""
-    names = [*needs.repeats, *((id,) for id in needs.receipts), *(key for _, key in needs.records)]
-    return (instances.turn_key(tenant_id, *name) for name in names)
+def take_locks(db: pipeline.Connection, flights: Sequence[Flight], shared: bool) -> None:
+    """Take the advisory locks of a transaction in which these batches write.
+
+    The shared writers lock tells readers of receipts which transactions may still add receipts; a batch that is `alone`
+    waits for all of them, and they for it.  Batches with the same turn key wait for each other: they repeat the same
+    claim, answer the same receipt or change the same record.  A `shared` transaction waits for no lock for long: the
+    other tenants would wait, too.  Order: as every transaction takes them, and all of them before any row.
+    """
+    lock = sql.LOCK_ALONE if flights[0].needs.alone else sql.LOCK_SHARED if shared else sql.LOCK_WRITERS
+    db.add(lock, sql.WRITERS, sorted([sql.writers_key(uuid.UUID(flight.tenant_id)) for flight in flights]))
+    names = [(flight.tenant_id, *name) for flight in flights for name in (
+        *flight.needs.repeats, *((id,) for id in flight.needs.receipts), *(key for _, key in flight.needs.records))]
+    if names:
+        db.add(sql.LOCK_TURNS, sorted({instances.turn_key(*name) for name in names}))
 
 
 def count_wanted(lanes: Lanes, claims: list[wire.LeaseNext], now: float) -> dict[frozenset[int], int]:
@@ -818,11 +876,6 @@ def count_wanted(lanes: Lanes, claims: list[wire.LeaseNext], now: float) -> dict
 def is_portioned(wanted: dict[frozenset[int], int], claims: int) -> bool:
     """Whether the payloads of large tasks are counted before they are read: a claim of one task leaves few."""
     return sum(wanted.values()) > claims
-
-
-def is_plain(wanted: dict[frozenset[int], int], starts: Callable[[int], tuple[int, str]]) -> bool:
-    """Whether all claims want tasks of one lane, which is read from its head."""
-    return len(wanted) == 1 and [starts(lane) for lane in next(iter(wanted))] == [Queues.HEAD]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
@@ -35,21 +35,12 @@ ERROR_FIELDS = {"S": pq.DiagnosticField.SEVERITY, "C": pq.DiagnosticField.SQLSTA
 UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.FeatureNotSupportedError)
 
 
-class Statement:
+class Statement(NamedTuple):
     """A statement, prepared on one connection under a name; an empty name is that of none."""
 
-    __slots__ = ("loaded", "loader", "name", "text")
-
-    def __init__(self, text: str, name: bytes) -> None:
-        self.text, self.name, self.loader, self.loaded = text.encode(), name, Transformer(), False
-
-    def read(self, result: Any) -> Fetched:
-        """Return the rows of a result."""
-        if not (number := result.ntuples):
-            return []
-        self.loader.set_pgresult(result, set_loaders=not self.loaded)
-        self.loaded = True
-        return self.loader.load_rows(0, number, tuple)
+    text: str
+    name: bytes
+    loader: Any         # which knows its columns after its first rows
 
 
 class Connection:
@@ -59,8 +50,8 @@ class Connection:
         self.session, self.pg, self.seconds, self.prepares = session, session.pgconn, seconds, prepares
         self.pg.nonblocking = 1
         self.pg.enter_pipeline_mode()
-        self.pg.notice_handler = self._note_warning
         self.warnings: list[str] = []
+        self.pg.notice_handler = lambda notice: self.warnings.append(notice.get_error_message())
         self.statements: dict[str, Statement] = {}
         self.named = 0              # statements since the session began, also those that it has forgotten
         self.added: list[tuple[str, list[bytes | None], Fetched]] = []
@@ -72,8 +63,6 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self.socket = os.dup(self.pg.socket)    # libpq closes its own when it likes; that number may be used again
         self.loop.add_reader(self.socket, self._read)
-
-    # As a connection of asyncpg has it.
 
     def is_closed(self) -> bool:
         """Whether the connection is lost."""
@@ -87,9 +76,16 @@ class Connection:
         """Return the number of the session's process."""
         return self.pg.backend_pid
 
-    def terminate(self) -> None:
-        """Close the connection at once."""
-        self._break("the connection was given up")
+    def terminate(self, why: Exception | str = "the connection was given up") -> None:
+        """Close the connection at once, and say so to whoever waits for an answer."""
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(RuntimeError):      # the loop is closed
+                self.loop.remove_reader(self.socket)
+                self.loop.remove_writer(self.socket)
+            self.pg.finish()
+            os.close(self.socket)
+        self._fail(ConnectionError(str(why).partition("\n")[0]))
 
     async def fetch(self, text: str, *given: Any) -> Fetched:
         """Send all that was added and this statement; return its rows."""
@@ -103,8 +99,6 @@ class Connection:
         """Return the first value of the first row."""
         rows = await self.fetch(text, *given)
         return rows[0][0] if rows else None
-
-    # What asyncpg does not have.
 
     def add(self, text: str, *given: Any) -> Fetched:
         """Note a statement; return the list that will have its rows when `run` has returned."""
@@ -128,8 +122,8 @@ class Connection:
             if self.pg.flush():
                 self.loop.add_writer(self.socket, self._write)
         except psycopg.Error as error:
-            self._break(str(error))
-        late = self.loop.call_later(self.seconds, self._give_up)
+            self.terminate(error)
+        late = self.loop.call_later(self.seconds, self._fail, TimeoutError())
         try:
             failed = await answer
         finally:
@@ -142,12 +136,12 @@ class Connection:
     def _send(self, text: str, given: Sequence[bytes | None], rows: Fetched) -> None:
         if not self.prepares:
             self.pg.send_query_params(text.encode(), given, result_format=pq.Format.BINARY)
-            self.sent.append((Statement(text, b""), rows))
+            self.sent.append((Statement(text, b"", Transformer()), rows))
             return
         if (statement := self.statements.get(text)) is None:
             self.named += 1
-            statement = self.statements[text] = Statement(text, b"s%d" % self.named)
-            self.pg.send_prepare(statement.name, statement.text)
+            statement = self.statements[text] = Statement(text, b"s%d" % self.named, Transformer())
+            self.pg.send_prepare(statement.name, text.encode())
             self.sent.append((statement, None))
         self.pg.send_query_prepared(statement.name, given, result_format=pq.Format.BINARY)
         self.sent.append((statement, rows))
@@ -157,7 +151,7 @@ class Connection:
             if not self.pg.flush():
                 self.loop.remove_writer(self.socket)
         except psycopg.Error as error:
-            self._break(str(error))
+            self.terminate(error)
 
     def _read(self) -> None:
         try:
@@ -166,7 +160,7 @@ class Connection:
                 if (result := self.pg.get_result()) is not None:        # between two statements there is none
                     self._take(result)
         except psycopg.Error as error:
-            self._break(str(error))
+            self.terminate(error)
 
     def _take(self, result: Any) -> None:
         """Take the next result: of a statement, or of the end of all."""
@@ -177,34 +171,21 @@ class Connection:
             return
         statement, rows = self.sent.popleft()
         if result.status == pq.ExecStatus.TUPLES_OK and rows is not None:
-            rows += statement.read(result)
+            if number := result.ntuples:
+                statement.loader.set_pgresult(result, set_loaders=statement.loader.pgresult is None)
+                rows += statement.loader.load_rows(0, number, tuple)
         elif result.status == pq.ExecStatus.COMMAND_OK:
             self.tag = result.command_status
             return
         elif result.status == pq.ExecStatus.FATAL_ERROR:
             self.error = self.error or make_error(result)
         if rows is None:        # it was not prepared
-            self.statements.pop(statement.text.decode(), None)
+            self.statements.pop(statement.text, None)
 
-    def _note_warning(self, notice: Any) -> None:
-        self.warnings.append(notice.get_error_message())
-
-    def _give_up(self) -> None:
-        if self.answer is not None and not self.answer.done():
-            self.answer.set_exception(TimeoutError())
-
-    def _break(self, why: str) -> None:
-        """Close the connection, and say so to whoever waits for an answer."""
-        if not self.closed:
-            self.closed = True
-            with contextlib.suppress(RuntimeError):      # the loop is closed
-                self.loop.remove_reader(self.socket)
-                self.loop.remove_writer(self.socket)
-            self.pg.finish()
-            os.close(self.socket)
-        answer, self.answer = self.answer, None
+    def _fail(self, error: Exception) -> None:
+        answer = self.answer
         if answer is not None and not answer.done():
-            answer.set_exception(ConnectionError(why.partition("\n")[0]))
+            answer.set_exception(error)
 
 
 class Pool:
@@ -300,25 +281,16 @@ async def connect(url: str, keywords: Mapping[str, str], settings: Mapping[str, 
 
 
 def encode_parameter(value: Any) -> bytes | None:
-    """Return a parameter as text; raises DataError for one that no text of Postgres may be."""
+    """Return a parameter as text; raises CharacterNotInRepertoireError for one that no text of Postgres can be."""
     if value is None:
         return None
-    if isinstance(value, str):
-        return encode_text(value)
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
     if isinstance(value, list | tuple):
-        return encode_text("{" + ",".join([quote(item) for item in value]) + "}")
-    return str(value).encode()
-
-
-def encode_text(text: str) -> bytes:
-    """Return a text in UTF-8; libpq would end it at a NUL."""
+        value = "{" + ",".join([quote(item) for item in value]) + "}"
     try:
-        encoded = text.encode()
+        encoded = str(value).encode()
     except UnicodeEncodeError as error:
         raise asyncpg.CharacterNotInRepertoireError("a text has a lone surrogate") from error
-    if b"\0" in encoded:
+    if b"\0" in encoded:        # libpq would end it there
         raise asyncpg.CharacterNotInRepertoireError("a text has a NUL")
     return encoded
 

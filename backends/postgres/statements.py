@@ -91,27 +91,11 @@ def is_stale(row: tuple[Any, ...]) -> bool:
     return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
 
 
-def begin_reading(db: Connection, tenant_id: str) -> None:
-    """Begin a transaction behind a tenant's wall."""
-    db.add(BEGIN)
-    db.add("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
-
-
-def begin_writing(db: Connection, tenant_id: str, turns: Iterable[int], alone: bool) -> None:
-    """Begin a transaction that may write behind a tenant's wall.
-
-    The shared writers lock tells readers of receipts which transactions may still add receipts; a transaction that is
-    `alone` waits for all of them, and they for it.  Transactions with the same turn key wait for each other.
-    """
-    db.add(BEGIN)
-    db.add(BEHIND_WALL_ALONE if alone else BEHIND_WALL, tenant_id, WRITERS, writers_key(uuid.UUID(tenant_id)))
-    if keys := sorted(set(turns)):      # order: as everybody takes them
-        db.add("SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) AS key", keys)
-
-
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-BEHIND_WALL = "SELECT set_config('app.tenant_id', $1, true), pg_advisory_xact_lock_shared($2::int, $3::int)"
-BEHIND_WALL_ALONE = BEHIND_WALL.replace("_shared", "")
+BEHIND_WALL = "SELECT set_config('app.tenant_id', $1, true)"
+LOCK_WRITERS = "SELECT pg_advisory_xact_lock_shared($1::int, key) FROM unnest($2::int[]) AS key"
+LOCK_ALONE = LOCK_WRITERS.replace("_shared", "")
+LOCK_SHARED = LOCK_WRITERS.replace("SELECT ", "SELECT set_config('lock_timeout', '200', true), ")     # milliseconds
+LOCK_TURNS = "SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) AS key"
 WRITERS = 0x6761_7465       # the first half of the writers lock's key; the second half is writers_key
 
 
@@ -267,6 +251,15 @@ FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE ten
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
              {FULL if offered and not of_lane else 'false'}) AS one{joins if rows else ''}""")
+
+
+def read_load(rows: Fetched) -> tuple[Head, Fetched, Fetched]:
+    """Return the head of what LOAD answered, the rows that were named, and those that are offered."""
+    named, offered = Fetched(), Fetched()
+    for row in rows:
+        if (group := row[HEAD - 1]) is not None:
+            (named if group == ASKED_FOR else offered).append(row[HEAD:])
+    return Head(*rows[-1][:HEAD]), named, offered
 
 
 def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
@@ -434,7 +427,7 @@ def update(names: Iterable[str], check_at: str) -> str:
             "WHERE tenant_id = :tenant AND task_id = :task_id")
 
 
-# What costs less row by row, if these are few.
+# What costs less by the key of a row, if rows are few.
 ROW_BY_ROW = {
     "moved": update(["priority", *CHANGING], "CASE WHEN :check_at > check_at THEN check_at ELSE :check_at END"),
     "kept": update(HELD, "least(check_at, :expires_at)"),
@@ -467,7 +460,9 @@ def save(parts: tuple[tuple[str, int], ...]) -> str:
 
 @cache
 def save_row(table: str) -> tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]:
-    """Return the statement that changes one row, and what takes its parameters from the tenant's id and the row."""
+    """Return the statement that saves one row, and what takes its parameters from the tenant's id and the row."""
+    if table not in ROW_BY_ROW:
+        return save(((table, 1),)), tuple
     text, names = number_parameters(ROW_BY_ROW[table])
     return text, itemgetter(*[["tenant", *SAVES[table][0]].index(name) for name in names])
 
@@ -477,20 +472,17 @@ def list_saves(tenant_id: str, changes: dict[str, list[tuple[Any, ...]]]) -> Ite
     for table, rows in changes.items():
         if not rows or (table in TOGETHER[1:] and changes["receipts"]):
             continue
-        if table in ROW_BY_ROW and count_few(rows):
+        if len(rows) <= MOST_BOUND and table != "receipts":     # one by one: each further text is planned anew
             text, take = save_row(table)
             yield from [(text, [*take((tenant_id, *row))]) for row in rows]
             continue
         parts = [part for part in TOGETHER if changes[part]] if table == "receipts" else [table]
-        given: list[Any] = [tenant_id]
+        given, shape = [tenant_id], list[tuple[str, int]]()
         for part in parts:
-            given += itertools.chain(*changes[part]) if count_few(changes[part]) else [pack(changes[part])]
-        yield save(tuple([(part, count_few(changes[part])) for part in parts])), given
-
-
-def count_few(rows: Collection[tuple[Any, ...]]) -> int:
-    """Return how many rows travel field by field: 0 if they are too many."""
-    return len(rows) if len(rows) <= MOST_BOUND else 0
+            few = len(changes[part]) < MOST_BOUND
+            given += itertools.chain(*changes[part]) if few else [pack(changes[part])]
+            shape.append((part, few * len(changes[part])))
+        yield save(tuple(shape)), given
 
 
 def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
@@ -960,13 +952,9 @@ def make_binder(given: list[Any]) -> Callable[[Any], str]:
 class Others:
     """Receipts, records and counts that a batch needs; each statement has a new snapshot, later than LOAD's locks."""
 
-    def __init__(self, needs: Needs) -> None:
-        self.needs, self.receipts, self.records = needs, list[Fetched](), dict[type[Struct], Fetched]()
-        self.usage: Fetched = []
-
-    def add(self, db: Connection, tenant_id: str) -> None:
-        """Ask for them in the trip of LOAD."""
-        needs = self.needs
+    def __init__(self, db: Connection, tenant_id: str, needs: Needs) -> None:
+        """Ask for them, in the trip of LOAD."""
+        self.receipts, self.records, self.usage = list[Fetched](), dict[type[Struct], Fetched](), Fetched()
         if needs.receipts:
             self.receipts.append(db.add(FAMILY, tenant_id, list(needs.receipts)))
         if needs.endings:

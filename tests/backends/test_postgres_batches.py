@@ -55,17 +55,17 @@ async def test_every_value_arrives_in_the_database_as_it_was_sent(backend: Postg
 
 async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_looks_twice(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks, rows = [], backend._rows
+    clocks, read = [], sql.read_load
 
-    async def noted(*asked: Any) -> Any:
-        answer = await rows(*asked)
-        clocks.append(answer[0].clock)
-        return answer
+    def noted(rows: Any) -> Any:
+        loaded = read(rows)
+        clocks.append(loaded[0].clock)
+        return loaded
 
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
     await gate.create(delay_seconds=5)
     gate.skip(6)
-    monkeypatch.setattr(backend, "_rows", noted)
+    monkeypatch.setattr(sql, "read_load", noted)
 
     offer = await gate.claim()
 
@@ -136,7 +136,8 @@ async def test_what_a_claim_locked_and_did_not_read_is_found_at_once(
 
 async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    holding, go_on, save, rows = asyncio.Event(), asyncio.Event(), backend._save, backend._rows
+    holding, go_on, save, offer = asyncio.Event(), asyncio.Event(), backend._save, backend._offer
+    read = sql.read_load
     looks: list[set[str]] = []
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 40)
@@ -151,18 +152,21 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
             await go_on.wait()
         return await save(*asked)
 
-    async def looked(*asked: Any) -> Any:
-        if looks:       # what the other batch had locked is free again before the second look
-            go_on.set()
-            await other
-        answer = await rows(*asked)
-        looks.append({row[0] for row in answer[2]})
-        return answer
+    def looked(rows: Any) -> Any:
+        loaded = read(rows)
+        looks.append({row[0] for row in loaded[2]})
+        return loaded
+
+    async def offered_later(*asked: Any) -> Any:
+        go_on.set()     # what the other batch had locked is free again before the second look
+        await other
+        return await offer(*asked)
 
     monkeypatch.setattr(backend, "_save", slow)
     other = asyncio.create_task(backend.transact(gate.tenant_id, claims(35), lambda work: None))
     await holding.wait()
-    monkeypatch.setattr(backend, "_rows", looked)
+    monkeypatch.setattr(sql, "read_load", looked)
+    monkeypatch.setattr(backend, "_offer", offered_later)
     offered: set[str] = set()
     await backend.transact(gate.tenant_id, claims(5), lambda work: offered.update(*work.ready.values()))
 
@@ -248,7 +252,7 @@ async def test_a_connection_that_has_prepared_many_statements_is_replaced(
 
 
 async def test_a_commit_that_the_server_made_a_rollback_is_no_commit(backend: Postgres) -> None:
-    async with backend._transaction(str(uuid.uuid4()), Needs()) as db:
+    async with backend._transaction(str(uuid.uuid4())) as db:
         with pytest.raises(asyncpg.PostgresSyntaxError):
             await db.fetch("no statement")
 

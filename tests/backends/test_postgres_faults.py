@@ -27,6 +27,7 @@ import pytest
 from asyncgate import Engine, Needs, News
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
+from asyncgate.backends.postgres.groups import Flight
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, read_stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
@@ -251,6 +252,21 @@ async def test_twenty_creates_whose_commit_is_lost_are_twenty_tasks(gate: Gate, 
     assert sprung.caught == 1
     assert {task.task_id for task in (await gate.everything())["Task"]} == set(made)
     assert len(set(made)) == len(await gate.receipts()) == 20
+
+
+async def test_creates_of_several_tenants_whose_common_commit_is_lost_are_one_task_each(
+        gate: Gate, trap: Callable[..., Any]) -> None:
+    gates = [Gate(gate.engine, str(uuid.uuid4())) for _ in range(8)]
+    await asyncio.gather(*(each.create() for each in gates))
+
+    sprung = trap()
+    made = await asyncio.gather(*(each.create() for each in gates))
+
+    assert sprung.caught == 1
+    for each, task_id in zip(gates, made, strict=True):
+        assert len((await each.everything())["Task"]) == len(await each.receipts()) == 2
+        assert (await each.task(task_id)).status == "queued"
+    assert (await verify(gate.backend)).problems == []
 
 
 async def test_a_claim_whose_commit_is_lost_is_one_lease(gate: Gate, trap: Callable[..., Any]) -> None:
@@ -649,7 +665,8 @@ async def test_clients_that_hang_up_in_mid_call_take_no_connection_with_them(
 
 
 async def test_a_deadlock_with_somebody_else_is_never_heard_of(
-        cluster: Cluster, database: str, gate: Gate, outside: Outside) -> None:
+        cluster: Cluster, database: str, gate: Gate, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flight, "may_share", lambda self: False)     # in a group, a wait ends before it is a deadlock
     low, high = sorted([await gate.create(), await gate.create()])
     lock = "SELECT FROM asyncgate.states WHERE task_id = $1 FOR UPDATE"
     async with connected(cluster.admin_url(database)) as other:
