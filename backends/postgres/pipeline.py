@@ -27,6 +27,7 @@ Fetched = list[tuple[Any, ...]]
 KEYWORDS = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
 SOCKETS = "/run/postgresql,/var/run/postgresql,/var/pgsql_socket,/private/tmp,/tmp,localhost"   # of a URL without host
 MOST_PREPARED = 1000        # statements that a session keeps
+WATCH_SECONDS = 0.5         # how often somebody who waits for an answer looks for it
 IDLE_SECONDS = 300.0        # how long a connection that nobody needs stays open
 SPECIAL, ESCAPED = re.compile(r"([\\\s])"), r"\\\1"          # in a value of the options of a session
 ERROR_FIELDS = {"S": pq.DiagnosticField.SEVERITY, "C": pq.DiagnosticField.SQLSTATE,
@@ -123,11 +124,11 @@ class Connection:
                 self.loop.add_writer(self.socket, self._write)
         except psycopg.Error as error:
             self.terminate(error)
-        late = self.loop.call_later(self.seconds, self._fail, TimeoutError())
+        self._watch(self.loop.time() + self.seconds)
         try:
             failed = await answer
         finally:
-            late.cancel()
+            self.watch.cancel()
         if failed is not None:
             if isinstance(failed, UNPREPARED):
                 self.named = MOST_PREPARED
@@ -153,12 +154,23 @@ class Connection:
         except psycopg.Error as error:
             self.terminate(error)
 
+    def _watch(self, deadline: float, again: bool = False) -> None:
+        """Look from time to time whether the connection is lost, in case that the event loop does not tell."""
+        if again:
+            self._read()
+            if self.loop.time() >= deadline:
+                self._fail(TimeoutError())
+        self.watch = self.loop.call_later(min(WATCH_SECONDS, self.seconds), self._watch, deadline, True)
+
     def _read(self) -> None:
+        waited = self.answer is not None
         try:
             self.pg.consume_input()
             while self.answer is not None and not self.pg.is_busy():
                 if (result := self.pg.get_result()) is not None:        # between two statements there is none
                     self._take(result)
+            if not waited or self.answer is not None:
+                self.pg.consume_input()     # uvloop tells of a reset once, also if there is something to read before it
         except psycopg.Error as error:
             self.terminate(error)
 

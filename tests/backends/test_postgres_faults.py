@@ -821,6 +821,27 @@ async def test_connections_that_died_in_silence_are_given_up_together(url: str, 
         assert [task.task_id for task in (await gate.as_agent().list_tasks()).tasks] == [task_id]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_connection_that_is_reset_behind_a_last_word_is_replaced_at_once(
+        url: str, proxy: Proxy, waits: bool) -> None:
+    async with opened(url, timeout_seconds=2 * PATIENCE_SECONDS) as gate:
+        backend: Any = gate.backend
+        task_id = await gate.create()
+
+        async def is_waiting() -> bool:
+            return not backend.pool.idle
+
+        proxy.swallow()
+        call = asyncio.create_task(gate.as_agent().list_tasks()) if waits else None
+        if waits:
+            await until(is_waiting)
+        proxy.reset()
+        await proxy.restore()
+        page = await asyncio.wait_for(call or gate.as_agent().list_tasks(), PATIENCE_SECONDS)
+
+        assert [task.task_id for task in page.tasks] == [task_id]
+
+
 async def test_an_instance_whose_connection_died_in_silence_is_back_when_the_database_has_noticed(
         database: str, url: str, proxy: Proxy, outside: Outside) -> None:
     async with joined(url, "gate-1", timeout_seconds=SOON) as gate:

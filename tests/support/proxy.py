@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ from asyncgate.conformance.postgres_server import free_port
 HOST = "127.0.0.1"
 STARTUP = b"\0\3"               # the major version of the protocol; before it a client may ask for encryption
 COMMITTED = b"C\0\0\0\x0bCOMMIT\0"
+LAST_WORD = b"N\0\0\0\x20SWARNING\0C01000\0Mlast word\0\0"
 CHUNK = 2 ** 16
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -149,6 +152,7 @@ class Proxy:
         self.trap: Trap | None = None
         self.ports: set[int] = set()        # from which it speaks to the server
         self.links: set[asyncio.Task[None]] = set()
+        self.clients: set[asyncio.StreamWriter] = set()
         self.passing = asyncio.Event()
         self.door: asyncio.Server | None = None
 
@@ -184,6 +188,13 @@ class Proxy:
         for link in self.links:
             link.cancel()
 
+    def reset(self) -> None:
+        """Say a last word on all connections that there are, and reset them."""
+        for writer in self.clients:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.write(LAST_WORD)
+            writer.transport.abort()
+
     def swallow(self) -> None:
         """Be a black hole: take everything, pass on nothing, and let nobody know."""
         self.passing.clear()
@@ -207,8 +218,10 @@ class Proxy:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = asyncio.create_task(Link(self, (reader, writer)).run())
         self.links.add(link)
+        self.clients.add(writer)
         link.add_done_callback(partial(self._over, writer))
 
     def _over(self, writer: asyncio.StreamWriter, link: asyncio.Task[None]) -> None:
         self.links.discard(link)
+        self.clients.discard(writer)
         writer.transport.abort()        # it may have been cut before it began
