@@ -165,14 +165,17 @@ class Connection:
     def _read(self) -> None:
         waited = self.answer is not None
         try:
-            self.pg.consume_input()
-            while self.answer is not None and not self.pg.is_busy():
-                if (result := self.pg.get_result()) is not None:        # between two statements there is none
-                    self._take(result)
+            self._take_what_is_there()
             if not waited or self.answer is not None:
-                self.pg.consume_input()     # uvloop tells of a reset once, also if there is something to read before it
+                self._take_what_is_there()      # uvloop tells of a reset once, also with something to read before it
         except psycopg.Error as error:
             self.terminate(error)
+
+    def _take_what_is_there(self) -> None:
+        self.pg.consume_input()     # what it has read is taken here: for that the socket would not be readable again
+        while self.answer is not None and not self.pg.is_busy():
+            if (result := self.pg.get_result()) is not None:        # between two statements there is none
+                self._take(result)
 
     def _take(self, result: Any) -> None:
         """Take the next result: of a statement, or of the end of all."""
