@@ -21,6 +21,7 @@ from asyncgate.parts.process.kit import Bounded
 
 LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and does not ask meanwhile
 ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
+MOST_SERVED = 10_000        # types with requirements of which it is kept for so long that somebody serves them
 MOST_TENANTS = 1000         # whose workers are kept for so long
 MOST_QUOTED = 65_536        # bytes of a payload that is looked into
 TYPES_TOLD = 5               # types in a warning
@@ -82,6 +83,7 @@ class TypeWarnings(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.read: Bounded[str, tuple[float, list[stored.Presence]]] = Bounded(MOST_TENANTS)
+        self.served: Bounded[tuple[str, str, frozenset[str]], float] = Bounded(MOST_SERVED)
 
     async def count_creation(self, caller: Caller, ask: wire.Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Create tasks, and add warnings to the answer."""
@@ -98,20 +100,31 @@ class TypeWarnings(Extension):
         done = reply.results if isinstance(reply, wire.Items) else [reply]
         made = [(order, item.task_id) for order, item in zip(orders, done, strict=False)
                 if item.task_id is not None and isinstance(order, wire.CreateTask)]       # an item may be unreadable
-        waiting = {order.type: (order, task_id) for order, task_id in made}
         try:
-            asked = await self._read(caller.tenant_id)
+            warnings = await self._warn_of_types(caller.tenant_id, {order.type: (order, id) for order, id in made})
         except errors.GateError:       # the tasks are created, and the answer must say so
             return
-        warnings = [describe_unserved(order.type, task_id, asked) for order, task_id in waiting.values()
-                    if asked and not explain.find_able(order.type, needs_of(order.requirements), asked)]
         if any(holds_json(order.payload) for order, _ in made):
             warnings.insert(0, IN_QUOTES)
         if warnings:
             reply.warnings = warnings[:TYPES_TOLD]
 
-    async def _read(self, tenant_id: str) -> list[explain.Claimant]:
-        now = self.engine.backend.now()
+    async def _warn_of_types(self, tenant_id: str, waiting: dict[str, tuple[wire.CreateTask, str]]) -> list[str]:
+        now, warnings = self.engine.backend.now(), list[str]()
+        asked: list[explain.Claimant] | None = None
+        for type, (order, task_id) in waiting.items():
+            needs = needs_of(order.requirements)
+            row = tenant_id, type, needs
+            if 0 <= now - self.served.get(row, -ROWS_SECONDS) < ROWS_SECONDS:
+                continue
+            asked = await self._read(tenant_id, now) if asked is None else asked
+            if explain.find_able(type, needs, asked):
+                self.served.put(row, now)
+            elif asked:
+                warnings.append(describe_unserved(type, task_id, asked))
+        return warnings
+
+    async def _read(self, tenant_id: str, now: float) -> list[explain.Claimant]:
         at, rows = self.read.get(tenant_id, (0.0, []))
         if not 0 <= now - at < ROWS_SECONDS:
             rows = await self.engine.backend.page(tenant_id,
