@@ -133,9 +133,18 @@ def cut_slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
 
 def is_light(body: bytes, most_values: int) -> bool:
     """Whether a body is too short, too flat and too plain to be refused, so that it needs no check in slices."""
-    return (len(body) <= min(SLICE, 2 * most_values) and body.count(b"{") + body.count(b"[") <= MAX_DEPTH
-            and body.count(b",") <= MOST_MEMBERS
-            and body.isascii() and not (b"\\u" in body and _may_be_spoilt(body)))
+    return (len(body) <= min(SLICE, 2 * most_values) and body.count(b",") <= MOST_MEMBERS
+            and body.isascii() and not (b"\\u" in body and _may_be_spoilt(body))
+            and (body.count(b"{") + body.count(b"[") <= MAX_DEPTH or is_shallow(body)))
+
+
+def is_shallow(body: bytes) -> bool:
+    """Whether a short body is nested no deeper than allowed, as lists of a hundred flat items are."""
+    text = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _rest)
+    left = b"".join(text.split(QUOTE)[::2]).translate(_brackets, BLANK + b",")
+    for _ in range(MAX_DEPTH):      # each pass takes the innermost lists away
+        left = left.replace(b"[]", b"")
+    return not left
 
 
 async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0) -> None:
