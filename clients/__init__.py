@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from asyncgate.clients.http import Unreachable as Unreachable
     from asyncgate.clients.sync import SyncGate as SyncGate
     from asyncgate.clients.sync import SyncHandle as SyncHandle
+    from asyncgate.clients.worker import Answer as Answer
     from asyncgate.clients.worker import Done as Done
     from asyncgate.clients.worker import Fail as Fail
     from asyncgate.clients.worker import Job as Job
     from asyncgate.clients.worker import Lost as Lost
     from asyncgate.clients.worker import Park as Park
+    from asyncgate.clients.worker import Question as Question
     from asyncgate.clients.worker import Retry as Retry
     from asyncgate.clients.worker import StepMismatch as StepMismatch
     from asyncgate.clients.worker import TooLarge as TooLarge
+    from asyncgate.clients.worker import Unanswered as Unanswered
     from asyncgate.clients.worker import Worker as Worker
 
 # The module of each name.  Names are imported on first use: the gate's own programs import this package and use none.
 MODULE_OF_NAME = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
            "Refusal": "http", "Unreachable": "http", "NotAGate": "http", "SyncGate": "sync", "SyncHandle": "sync",
-           **dict.fromkeys(("Done", "Fail", "Job", "Lost", "Park", "Retry", "StepMismatch", "TooLarge",
-                           "Worker"), "worker")}
+           **dict.fromkeys(("Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch",
+                           "TooLarge", "Unanswered", "Worker"), "worker")}
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,7 @@ from tests.support.patience import PATIENCE_SECONDS
 # What a mark above a block promises, and where it is kept: here, or in the test that is named.
 MARKS = {
     "client:run": "here", "client:pytest": "here", "mcp:run": "here", "prints": "here",
-    "shell:run": "here", "worker:run": "here", "worker:sh": "here", "third-party": "here",
+    "shell:run": "here", "worker:run": "here", "worker:sh": "here", "worker:ask": "here", "third-party": "here",
     "setup:run": ".ci/run", "setup:test": ".ci/run",
     "ai-worker:start": "test_worker_ai_gate.py", "ai-worker:ask": "test_worker_ai_gate.py",
     "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",
@@ -332,6 +332,21 @@ def test_a_worker_does_what_its_mark_says(working: Callable[..., Http], block: B
     done = gate.call("run_task", **says["task"])
 
     assert (done["status"], done["result"]["result"]) == ("succeeded", says["result"])
+
+
+@each_block("python", mark="worker:ask")
+def test_a_worker_goes_on_when_its_question_is_answered(working: Callable[..., Http], block: Block) -> None:
+    gate = working("-W", "error", "-c", block.text)
+    boss = {"principal_kind": "human", "principal_id": "boss"}
+
+    made = gate.call("create_task", type=block.more, payload=7)
+    while not (asked := gate.call("list_open_obligations", **boss)["open_obligations"]):
+        gate.call("get_task", task_id=made["task_id"], wait_seconds=1)
+    gate.call("answer_input", **boss, task_id=made["task_id"], key=asked[0]["body"]["key"], action="accept",
+              content={"window": "tonight"})
+    done = gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", "version 7 is deployed tonight")
 
 
 @each_block("sh", mark="worker:sh")

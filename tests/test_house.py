@@ -52,7 +52,7 @@ CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 7_130,
     "bench": 1_700,
-    "clients": 3_650,
+    "clients": 3_780,
     "commands": 7_900,
     "conformance": 19_150,
     "extras/ai_worker": 1_300,

@@ -2,7 +2,7 @@
 
     python -m asyncgate.bench.peers.child DRIVER URL CLIENTS
 
-It prints `{"modes": [...]}` when it is ready, and for each `Order` one `Answer`.  It ends with its input.
+It prints `{"modes": [...]}` when it is ready, and for each `Order` one `OrderTime`.  It ends with its input.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Order(msgspec.Struct):
     count: int | None
 
 
-class Answer(msgspec.Struct):
+class OrderTime(msgspec.Struct):
     """What a turn took: all of it in seconds, and each step by its name."""
 
     lasted: float
     took: dict[str, list[float]]
 
 
-async def run_order(modes: Modes, order: Order) -> Answer:
+async def run_order(modes: Modes, order: Order) -> OrderTime:
     """Run one turn."""
     turn, steps = load.Turn(order.mode, order.clients, order.seconds, order.count), modes[order.mode]
 
@@ -57,7 +57,7 @@ async def run_order(modes: Modes, order: Order) -> Answer:
 
     turn.start()
     await load.run_together(*map(run_client, range(order.clients)))
-    return Answer(time.perf_counter() - turn.begun, turn.took)
+    return OrderTime(time.perf_counter() - turn.begun, turn.took)
 
 
 async def serve_orders(driver: str, url: str, clients: int) -> None:

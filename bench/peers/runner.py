@@ -20,7 +20,7 @@ import msgspec
 
 from asyncgate import __version__
 from asyncgate.bench.peers import known
-from asyncgate.bench.peers.child import PAYLOAD, Answer, Order
+from asyncgate.bench.peers.child import PAYLOAD, Order, OrderTime
 from asyncgate.bench.peers.servers import last_line, open_databases, serve_peer
 from asyncgate.commands.bench import load, rounds, servers
 from asyncgate.commands.bench.wire import Failed, run_on_fastest_loop
@@ -64,7 +64,7 @@ class PeerTarget:
             cast(IO[str], self.child.stdin).write(msgspec.json.encode(order).decode() + "\n")
             cast(IO[str], self.child.stdin).flush()
         patience = None if turn.count is not None else turn.seconds + load.LAST_ANSWER_SECONDS
-        answer = msgspec.json.decode(self.read(patience), type=Answer)
+        answer = msgspec.json.decode(self.read(patience), type=OrderTime)
         turn.took.update(answer.took)
         turn.lasted = answer.lasted
 

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 
 from asyncgate.clients import http
 from asyncgate.clients.finite import to_json_value
+from asyncgate.clients.worker.asking import ASKED, Answer, Question, Unanswered
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import (
     PROGRESS_BYTES,
@@ -51,7 +52,8 @@ from asyncgate.clients.worker.state import Letter, Place, default_folder, take_p
 from asyncgate.parts.process.forks import obey_signals, release_children
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
-__all__ = ["Done", "Fail", "Job", "Lost", "Park", "Retry", "StepMismatch", "TooLarge", "Worker"]
+__all__ = ["Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch", "TooLarge",
+           "Unanswered", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -340,7 +342,10 @@ class Worker:
             await self._stopped(job)
             raise
         if job.lost.is_set():
-            log.warning("%s: dropped, the lease is lost (%s)", job, job.reason)
+            if job.reason == ASKED:
+                log.info("%s: waits for an answer", job)
+            else:
+                log.warning("%s: dropped, the lease is lost (%s)", job, job.reason)
             return None
         return self._ending(job, self._task(job), job.work)
 

@@ -11,16 +11,18 @@ import logging
 import math
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, get_type_hints
+from operator import itemgetter
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from asyncgate.clients.finite import to_json_value
 from asyncgate.clients.values import check_result, make_reader
+from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.heart import Heart, Pulse
-from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge
+from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge, is_in_loop
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
@@ -67,7 +69,7 @@ class Fail(Exception):
 
 
 class Lost(Exception):
-    """The lease is gone: `reason` is canceled, expired, superseded, completed, stopping or unknown."""
+    """The lease is gone: `reason` is canceled, expired, superseded, completed, stopping, asked or unknown."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the lease is lost: {reason}")
@@ -150,11 +152,51 @@ class Job:
         """
         return self._journal.step(name, function, *given, **named)
 
+    def ask(self, key: str, message: str, *, schema: Mapping[str, Any] | None = None,
+            to: str | Mapping[str, str] | None = None, expires_in_seconds: float | None = None,
+            on_expiry: Literal["resume", "fail"] = "resume", checkpoint: Any = None,
+            keep_lease: bool | float = False) -> Any:
+        """Ask somebody a question and return the Answer: `job.ask("deploy", "Deploy version 7?", to="human:boss")`.
+
+        While there is none, this ends the function: the lease is given back, and the task is offered again with the
+        answer; its function then comes to the same question, and gets it.  `keep_lease`: wait under the lease instead,
+        or a number, so many seconds.  `key` names the question once in the life of the task.  `checkpoint` is as for
+        `save`.  In an async task function await it.  Raises Refusal if the gate refuses the question, and Lost.
+        """
+        question = Question(key=key, message=message, schema=schema, to=to, expires_in_seconds=expires_in_seconds,
+                            on_expiry=on_expiry)
+        return self._ask((question,), checkpoint, keep_lease, itemgetter(key))
+
+    def ask_all(self, *questions: Question, checkpoint: Any = None, keep_lease: bool | float = False) -> Any:
+        """Ask several questions at once, as `ask` does, and return a dict of their Answers by key."""
+        return self._ask(questions, checkpoint, keep_lease, dict)
+
+    def _ask(self, questions: tuple[Question, ...], checkpoint: Any, keep_lease: bool | float,
+             pick: Callable[[dict[str, Answer]], Any]) -> Any:
+        asking = Inquiry(self, questions)
+        if checkpoint is not None:
+            self.save(checkpoint)
+
+        def ask() -> Any:
+            return pick(asking.ask(keep_lease))
+        return run_in_thread(ask) if is_in_loop() else ask()
+
     def park(self, parked: Park) -> dict[str, Any]:
         """Return the fields of the `release_lease` request that parks the task; raises TooLarge, or TypeError."""
-        checkpoint = self.checkpoint if parked.checkpoint is None else to_json_value(parked.checkpoint, "checkpoint")
-        told = {"checkpoint": self.note(self._report, checkpoint)} if checkpoint is not None or self._report else {}
-        return {**told, "after_seconds": parked.after, "until": parked.until, "reason": parked.reason}
+        if parked.checkpoint is not None:
+            self.note(self._report, to_json_value(parked.checkpoint, "checkpoint"))
+        return {**self.describe_checkpoint(), "after_seconds": parked.after, "until": parked.until,
+                "reason": parked.reason}
+
+    def describe_checkpoint(self) -> dict[str, Any]:
+        """Return what a call that ends the lease says of the progress: what may not be sent yet, if there is any."""
+        if self.checkpoint is None and not self._report:
+            return {}
+        return {"checkpoint": self.note(self._report, self.checkpoint)}
+
+    def call(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Call an operation as this worker until the gate answers; raises Refusal, and Lost."""
+        return dict(self._journal.insist(lambda gate: gate.call(operation, **self._journal.recorder.me, **fields)))
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until the gate has answered all reports; return whether it has the newest, which it may have refused.
@@ -177,7 +219,7 @@ class Job:
 
     def note_end(self, report: dict[str, Any] | None) -> None:
         """Note in the span how the run has ended: by a report, or without one because the lease is lost."""
-        if self.span is not None and report is None:
+        if self.span is not None and report is None and self.reason != ASKED:
             self.span.note_failure(self.reason or "lost")
         elif self.span is not None and report is not None and "error" in report:
             self.span.note_failure(str(report["error"].get("code", "failed")))
@@ -193,6 +235,12 @@ class Job:
             self.reason = reason
             self.lost.set()
             self._tell(self)
+
+    def end(self, reason: str) -> None:
+        """Mark the lease as ended by the function itself, which is not stopped."""
+        self._heart.drop(self.pulse)
+        self.reason = reason
+        self.lost.set()
 
 
 class TaskFunction:

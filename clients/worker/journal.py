@@ -18,6 +18,7 @@ from asyncgate.clients.worker.heart import GONE, is_temporary
 if TYPE_CHECKING:
     from asyncgate.clients.worker.job import Job
 
+FINAL = ("quota_exceeded", "self_answer")       # what no later call changes, whatever the status says
 PAUSE_SECONDS = 0.5     # after which an unreachable gate is asked again, twice as long each time
 
 
@@ -64,11 +65,7 @@ class Journal:
     def step(self, name: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Do a step or replay it: at once, or inside a running loop when what this returns is awaited."""
         seq, read, do = next(self.numbers), reader_of(function), functools.partial(function, *given, **named)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._run(seq, name, do, read)
-        return self._run_async(seq, name, do, read)
+        return self._run_async(seq, name, do, read) if is_in_loop() else self._run(seq, name, do, read)
 
     def _run(self, seq: int, name: str, do: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         if self.find(seq, name):
@@ -101,7 +98,7 @@ class Journal:
         """Return the recorded steps by number, each with its name and value."""
         with self.lock:
             if self.known is None:
-                pages = self._insist(lambda gate: [*gate.pages(
+                pages = self.insist(lambda gate: [*gate.pages(
                     "list_steps", **self.recorder.me, task_id=self.job.task_id)])
                 self.known = {step["seq"]: (step["name"], step["value"]) for page in pages for step in page["steps"]}
             return self.known
@@ -109,11 +106,11 @@ class Journal:
     def record(self, seq: int, name: str, value: Any) -> Any:
         """Record what a step gave; return it, or what was recorded first."""
         value = to_json_value(value, f"step {name}")
-        reply = self._insist(lambda gate: gate.call("record_step", **self.recorder.me, **self.job.under, seq=seq,
+        reply = self.insist(lambda gate: gate.call("record_step", **self.recorder.me, **self.job.under, seq=seq,
                                                     name=name, value=value))
         return reply["value"] if reply.get("replayed") else value
 
-    def _insist(self, call: Callable[[http.Http], Any]) -> Any:
+    def insist(self, call: Callable[[http.Http], Any]) -> Any:
         """Call until the gate answers, or the lease is lost."""
         for failures in count(1):
             self.job.check()
@@ -128,11 +125,20 @@ class Journal:
                     raise StepMismatch(str(refusal)) from None
                 elif refusal.status == 413:
                     raise TooLarge(f"{refusal}, and record that") from None
-                elif not is_temporary(refusal) or refusal.code == "quota_exceeded":
+                elif not is_temporary(refusal) or refusal.code in FINAL:
                     raise
                 pause = max(http.pause_after(failures, PAUSE_SECONDS), refusal.retry_after or 0.0)
             self.job.lost.wait(pause)
         raise AssertionError("count never ends")
+
+
+def is_in_loop() -> bool:
+    """Whether the caller is async code, which awaits what it gets."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def reader_of(function: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -193,7 +193,7 @@ def show_sign_in_link(path: str, code: str, sign_in: str, client: str, form_to: 
         '<button class="first">Sign in</button></form>', form_to=form_to)
 
 
-class Question(Struct, kw_only=True):
+class ConsentRequest(Struct, kw_only=True):
     """What the consent page asks."""
 
     client: str                    # its name, which it has chosen itself
@@ -211,7 +211,7 @@ class Question(Struct, kw_only=True):
     form_to: list[str]
 
 
-def show_consent(ask: Question) -> Answer:
+def show_consent(ask: ConsentRequest) -> Answer:
     """Answer with the page that asks whether a client may act for a person."""
     words = [text for scope, text in IN_WORDS.items() if scope in ask.scopes]
     words += sorted(ask.scopes - IN_WORDS.keys())

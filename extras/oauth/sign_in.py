@@ -205,7 +205,7 @@ class SignIn:
                       user: stored_oauth.User, tenant: str) -> wire.Answer:
         """Answer with the consent page."""
         uri = parked.asked.redirect_uri
-        answer = pages.show_consent(pages.Question(
+        answer = pages.show_consent(pages.ConsentRequest(
             client=client.name, host=consent.find_place(uri),
             document_host=urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None,
             local=consent.is_local(uri),
