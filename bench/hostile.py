@@ -17,7 +17,6 @@ from itertools import chain, count, cycle
 from itertools import repeat as repeated
 
 import click
-import msgspec
 
 from asyncgate.bench.bad import make_bad_key
 from asyncgate.bench.bodies import make_many_names, make_worst
@@ -25,6 +24,7 @@ from asyncgate.commands.bench.beside import HOSTILE, run_rival
 from asyncgate.commands.bench.load import encoded
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer
+from asyncgate.commands.bench.tenants import make_tenant
 from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
 from asyncgate.parts.model.examples import STORED_RECEIPT
 
@@ -42,9 +42,9 @@ BREAK_SECONDS = 0.01        # pause before a closed connection is opened again
 
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan, limits: bool) -> list[Figures]:
     """Measure a tenant's calls alone, beside each attack on its gate, and beside the same attack on another gate."""
-    victim, attacks = await make_tenant(server.gate, VICTIM), dict[str, tuple[LoadGate, str, str]]()
+    victim, attacks = await make_tenant(server.gate, VICTIM, TIERS[VICTIM]), dict[str, tuple[LoadGate, str, str]]()
     for gate, place in ((server.gate, ""), (other.gate, ELSEWHERE)):
-        tokens = {name: await make_tenant(gate, name) for name in ATTACKERS}
+        tokens = {name: await make_tenant(gate, name, TIERS[name]) for name in ATTACKERS}
         if limits:
             await use_up_calls(LoadGate(gate.url, tokens[SPENT]))
             attacks[ATTACKERS[SPENT] + place] = gate, tokens[SPENT], HOSTILE
@@ -55,17 +55,6 @@ async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan, li
         gate, token, kind = attacks[measured.name]
         return run_rival(gate, token=token, kind=kind, number=CLIENTS)
     return await measure_rounds([LoadGate(server.gate.url, victim, place) for place in attacks], plan, CLIENTS, attack)
-
-
-async def make_tenant(gate: LoadGate, name: str) -> str:
-    """Create a tenant; return a key of its admin."""
-    async with gate.connected(1) as [wire]:
-        made = await wire.ask(gate.post(b"/v1/tenants", encoded({"name": name, "tier": TIERS[name]})))
-        fields = {"name": name, "principal_kind": "agent", "principal_id": name, "role": "admin",
-                  "tenant": msgspec.json.decode(made)["tenant"]}
-        answer = await wire.ask(gate.post(b"/v1/keys", encoded(fields)))
-    key: str = msgspec.json.decode(answer)["api_key"]
-    return key
 
 
 async def use_up_calls(gate: LoadGate) -> None:

@@ -19,11 +19,13 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from asyncgate import __version__
+from asyncgate.bench.hostile import UNLIMITED
 from asyncgate.bench.peers import known
 from asyncgate.bench.peers.child import PAYLOAD, Order, OrderTime
 from asyncgate.bench.peers.servers import last_line, open_databases, serve_peer
 from asyncgate.commands.bench import load, rounds, servers
-from asyncgate.commands.bench.wire import Failed, run_on_fastest_loop
+from asyncgate.commands.bench.tenants import make_tenants
+from asyncgate.commands.bench.wire import Failed, LoadGate, run_on_fastest_loop
 from asyncgate.commands.dev import start_program, stop_children
 
 GATE_STEPS = "create; claim; complete: three requests, each on disk before its answer. Lists of 100."
@@ -43,8 +45,8 @@ class Measured(Protocol):
 class GateTarget:
     """A gate on one database."""
 
-    def __init__(self, server: servers.BenchServer) -> None:
-        self.gate, self.name = server.gate, f"AsyncGate on {server.gate.name}"
+    def __init__(self, gate: LoadGate) -> None:
+        self.gate, self.name = gate, f"AsyncGate on {gate.name}"
         self.modes: tuple[str, ...] = load.BESIDE_MODES
 
     def run(self, turn: load.Turn) -> None:
@@ -97,14 +99,14 @@ class Comparison(msgspec.Struct):
     rows: list[rounds.Figures]
 
 
-def measure_peers(names: list[str], database: str, plan: rounds.Plan) -> Comparison:
+def measure_peers(names: list[str], database: str, plan: rounds.Plan, tenants: int | None = None) -> Comparison:
     """Start a gate and the queues that are installed, measure them in turns, and stop them."""
     candidates, missing = known.find_peers(names, database)
     if not candidates:
         raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
     servers.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
-        targets, queues = start_targets(stack, candidates, database, max(plan.clients))
+        targets, queues = start_targets(stack, candidates, database, max(plan.clients), tenants)
         rows = measure_in_turns(targets, plan)
     method = servers.describe_method(plan, rows)
     del method["echo_requests_per_second"]      # no echo is served here
@@ -112,17 +114,21 @@ def measure_peers(names: list[str], database: str, plan: rounds.Plan) -> Compari
 
 
 def start_targets(stack: contextlib.ExitStack, candidates: list[known.Found], database: str,
-                  clients: int) -> tuple[list[Measured], list[About]]:
+                  clients: int, tenants: int | None) -> tuple[list[Measured], list[About]]:
     """Start gates, servers and queues; the stack stops them."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-bench-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
     databases = stack.enter_context(open_databases(database)) if on_postgres else None
     urls = (databases.make_for_gate(),) if databases else ()
-    targets: list[Measured] = [GateTarget(server) for server in stack.enter_context(servers.start_servers(urls, 0))]
-    queues = [About(gate.name, __version__, server, GATE_STEPS, GATE_REMARK)
-              for gate, server in zip(targets, [f"SQLite {sqlite3.sqlite_version}",
-                                                *([databases.version] if databases else [])], strict=True)]
+    targets, queues = list[Measured](), list[About]()
+    versions = [f"SQLite {sqlite3.sqlite_version}", *([databases.version] if databases else [])]
+    gates = stack.enter_context(servers.start_servers(urls, 0, UNLIMITED if tenants else ()))
+    for gate, version in zip([server.gate for server in gates], versions, strict=True):
+        several = [run_on_fastest_loop(make_tenants(gate, tenants))] if tenants else []
+        targets += [GateTarget(target) for target in (gate, *several)]
+        queues += [About(target.name, __version__, version, GATE_STEPS, GATE_REMARK)
+                   for target in targets[-1 - len(several):]]
     for candidate in candidates:
         if candidate.peer.server == known.POSTGRES and databases:
             url, server = databases.make_empty(), databases.version

@@ -28,7 +28,7 @@ from asyncgate.clients.http import root_of
 from asyncgate.commands import calling
 from asyncgate.commands.bench import beside, wire
 from asyncgate.commands.bench.fill import FILL_MEANING, FILL_STATES, fill
-from asyncgate.commands.bench.load import BESIDE_MODES, COMPLETIONS, EVERY_MODE
+from asyncgate.commands.bench.load import BESIDE_MODES, COMPLETIONS, EVERY_MODE, OF_TENANTS
 from asyncgate.commands.bench.rounds import Figures, Plan, count_clients, measure_rounds
 from asyncgate.commands.bench.servers import (
     BenchServer,
@@ -38,6 +38,7 @@ from asyncgate.commands.bench.servers import (
     measure_at_rest,
     start_servers,
 )
+from asyncgate.commands.bench.tenants import make_tenants
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import require_safe_start
@@ -73,6 +74,7 @@ class Asked(msgspec.Struct):
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
+    tenants: int | None
     to_fill: int
     states: tuple[str, ...]
     idle: int
@@ -140,6 +142,9 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 @click.option("--database", "databases", multiple=True, metavar="URL",
               help="With --self: another database, such as a migrated Postgres. Tasks are written to it. With "
                    "--beside: a superuser's URL of a Postgres server, which gets new databases for the measurement.")
+@click.option("--tenants", type=click.IntRange(2, 10_000), metavar="N",
+              help="Also measure each mode with clients that go from one to the next of N new tenants, each with a key "
+                   "of its own.")
 @click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
               help="First create N tasks in each --fill-state; measure nothing unless --mode is given.")
 @click.option("--fill-state", "states", multiple=True, type=click.Choice(list(FILL_STATES)), metavar="STATE",
@@ -179,6 +184,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --mode create --clients 1 --rival 100000
     asyncgate bench --url URL --url URL                which of two gates is faster, such as of two releases?
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
+    asyncgate bench --tenants 64                       what does it cost that every client is another tenant?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
     asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
@@ -233,6 +239,8 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield NO_SOURCE
     if own > 1:
         yield f"{OWN_SERVER} exclude each other"
+    if asked.tenants and (asked.of_itself or own > bool(asked.beside) or not {*asked.plan().modes} <= {*OF_TENANTS}):
+        yield f"--tenants needs a running gate or --beside, and measures only the modes {', '.join(OF_TENANTS)}"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill N"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -260,6 +268,9 @@ def measure_url(asked: Asked) -> None:
              for url in asked.url for number, token in tokens]
     fill_gates(asked, gates[::len(tokens)])
     if plan.modes:
+        if asked.tenants:
+            gates = [spread for gate in gates
+                     for spread in (gate, wire.run_on_fastest_loop(make_tenants(gate, asked.tenants)))]
         rows = wire.run_on_fastest_loop(measure_beside(asked, gates, plan))
         click.echo(msgspec.json.encode({"urls": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
                    else format_rows(rows))
@@ -303,7 +314,7 @@ def measure_slow_disk(asked: Asked) -> None:
 def measure_others(asked: Asked) -> None:
     """Start a gate and other queues, and measure them in turns."""
     from asyncgate.bench.peers import runner as part
-    comparison = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan())
+    comparison = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan(), asked.tenants)
     click.echo(msgspec.json.encode(comparison) if asked.as_json else part.format_comparison(comparison))
 
 
@@ -393,7 +404,8 @@ def format_comparisons(rows: list[Figures]) -> Iterator[str]:
         if row.database != first and row.mode != "echo":
             with_first = base[row.mode, row.clients, row.operation, row.rival]
             yield (f"{format_label(row)}, {count_clients(row.clients)}, {row.operation}: "
-                   f"{row.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
+                   f"{row.requests_per_second / with_first.requests_per_second:.3f} × the rate with "
+                   f"{first or 'one tenant'}")
 
 
 class EchoBody(msgspec.Struct):

@@ -12,8 +12,9 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -160,6 +161,7 @@ LONG_POLL = "long-poll"
 EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "explain", "mcp", "health",
               "echo"]
 BESIDE_MODES = ("cycle", "batch")        # what other queues can do, too
+OF_TENANTS = ("cycle", "create", "batch", "claim-empty")     # what needs nothing made ready at a tenant
 COMPLETIONS = {"complete": 1, f"complete {TASKS_PER_BATCH}": TASKS_PER_BATCH}
 TASKS_PER_OPERATION = {**COMPLETIONS, "create": 1, "claim": 1, f"create {TASKS_PER_BATCH}": TASKS_PER_BATCH,
                        f"claim {TASKS_PER_BATCH}": TASKS_PER_BATCH,
@@ -276,10 +278,18 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def make_runners(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
-    """Return a runner for each client."""
-    clients = [Client(gate, number) for number in range(turn.clients)]
-    return [Runner(wire, partial(MODES[turn.mode], client), turn).run()
-            for wire, client in zip(wires, clients, strict=True)]
+    """Return a runner for each client; with several tenants it takes the next one with each step."""
+    tenants = [[Client(tenant, number) for number in range(turn.clients)] for tenant in gate.tenants or [gate]]
+    rounds = [cycle([clients[number] for clients in (*tenants[number % len(tenants):],
+                                                     *tenants[:number % len(tenants)])])
+              for number in range(turn.clients)]
+    return [Runner(wire, partial(begin_step, turn.mode, clients), turn).run()
+            for wire, clients in zip(wires, rounds, strict=True)]
+
+
+def begin_step(mode: str, clients: Iterator[Client]) -> Step:
+    """Begin the next step of a connection, as its next client."""
+    return MODES[mode](next(clients))
 
 
 def make_pollers(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:

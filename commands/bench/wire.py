@@ -32,6 +32,7 @@ class NoGate(Failed):
 
 
 HINTS = {401: "; give --token or set ASYNCGATE_API_KEY",
+         429: "; measure without limits: --set security.rate_limiting.enabled=false",
          404: "; the mode echo and --self need `asyncgate bench-server`, other modes a gate of this release"}
 
 
@@ -133,6 +134,7 @@ class LoadGate:
         self.head = f" HTTP/1.1\r\nhost: {where.netloc.rpartition('@')[2]}\r\n{credential}".encode()
         self.posts = self.head + b"content-type: application/json\r\n"
         self.stocked, self.waiting = 0, b""     # tasks to drain; the task that is explained
+        self.tenants: list[LoadGate] = []       # to which clients go in turns, if there are several
 
     def post(self, path: bytes, body: bytes, more: bytes = b"") -> bytes:
         """Return the bytes of a request with a body."""

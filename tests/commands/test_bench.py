@@ -315,6 +315,15 @@ def test_two_gates_are_measured_in_turns_and_compared(gate: Gate) -> None:
                      told, re.M)
 
 
+def test_clients_of_many_tenants_are_measured_beside_those_of_one(tmp_path: Path) -> None:
+    with serving(tmp_path, "security.rate_limiting.enabled=false") as gate:
+        told = bench(gate.url, "--tenants", "3", "--mode", "cycle", "--clients", "2", "--count", "6", "--rounds", "1",
+                     "--warm-up", "0").stdout
+
+        assert re.search(r"^cycle \(3 tenants\), 2 clients, all: [\d.]+ × the rate with one tenant$", told, re.M)
+        assert gate.rows("SELECT count(DISTINCT tenant_id), count(*) FROM tasks") == [(4, 12)]
+
+
 def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memory(tmp_path: Path) -> None:
     asked = [sys.executable, "-c", SERVE, "bench", "--bad-keys", "5", "--clients", "1", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -504,6 +513,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--bad-keys", "2", "--hostile"], "exclude each other"),
     (["--slow-disk", "4"], "omit --url and --token"),
     (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
+    (["--tenants", "3", "--mode", "drain"], "measures only the modes cycle"), (["--tenants", "1"], "not in the range"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
 def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9", "--token", "secret", *arguments])

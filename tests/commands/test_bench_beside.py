@@ -64,15 +64,17 @@ async def left_over(server: PostgresServer) -> list[Any]:
 def test_a_queue_on_postgres_is_measured_beside_a_gate_on_both_databases(server: PostgresServer,
                                                                          tmp_path: Path) -> None:
     done = bench("pgqueuer,bullmq", "--database", server.superuser, "--clients", "1,2", "--count", "4", "--json",
-                 *SHORT, folder=tmp_path)
+                 "--tenants", "2", *SHORT, folder=tmp_path)
 
     report = report_of(done)
-    assert [queue.name for queue in report.queues] == ["AsyncGate on SQLite", "AsyncGate on Postgres", "pgqueuer"]
+    assert [queue.name for queue in report.queues] == [
+        "AsyncGate on SQLite", "AsyncGate on SQLite, 2 tenants", "AsyncGate on Postgres",
+        "AsyncGate on Postgres, 2 tenants", "pgqueuer"]
     for queue in report.queues:
         two = {(operation, 2): number for (operation, _), number in STEPS.items()}
         assert counts(report, queue.name, "cycle") == {**STEPS, **two}
         assert counts(report, queue.name, "batch") == BATCHES
-    assert [queue.server.split()[0] for queue in report.queues] == ["SQLite", "Postgres", "Postgres"]
+    assert [queue.server.split()[0] for queue in report.queues] == ["SQLite"] * 2 + ["Postgres"] * 3
     assert all(queue.version and queue.steps and queue.remark for queue in report.queues)
     assert (report.method["rounds"], report.method["count"]) == (1, 4)
     assert [missing.name for missing in report.missing] == ["bullmq"]
@@ -81,7 +83,7 @@ def test_a_queue_on_postgres_is_measured_beside_a_gate_on_both_databases(server:
 
     table = format_comparison(report).splitlines()
     assert table[0] == "| cycles/s | 1 client | 2 clients | 100 a call, 1 client |"
-    assert [re.sub(r"[\d,]+ \|", "N |", line) for line in table[2:5]] == [
+    assert [re.sub(r"[\d,]+ \|", "N |", line) for line in table[2:7]] == [
         f"| {queue.name} | N | N | N |" for queue in report.queues]
     assert table[-1].startswith("- bullmq is not installed: ")
     assert "npm install bullmq ioredis" in table[-1]
