@@ -1759,8 +1759,8 @@ class Engine:
     async def list_receipts(self, caller: Caller, ask: ListReceipts) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
-        Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
-        next_cursor, or since_receipt_id later on: every receipt comes exactly once.  With newest it is the last page.
+        Without a recipient it is the caller's own inbox, for an admin the whole tenant's.  Follow next_cursor, or
+        since_receipt_id later on: every receipt comes exactly once.
         """
         alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
         if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):

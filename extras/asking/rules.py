@@ -52,9 +52,9 @@ def request_input(engine: Engine, work: Work, caller: Caller, ask: wire_asking.R
                   ) -> wire_asking.InputRequested:
     """Ask somebody a question; the task is put on hold until the answer, and its lease ends.
 
-    That costs neither attempt nor expiry.  With the last answer the task is offered again, and the offer carries
-    inputs.  Who is asked finds the question with list_open_obligations, and answers with answer_input.  The same call
-    again asks nothing more; if there is an answer already, it is returned and the lease lives on.
+    That costs neither attempt nor expiry.  Whoever is asked finds the question with list_open_obligations, and answers
+    with answer_input.  The same call again asks nothing more; if there is an answer already, it is returned and the
+    lease lives on.
     """
     schema = parse_json(bytes(ask.schema), "schema")
     if schema is not None:
@@ -158,9 +158,8 @@ def find_next_expiry(questions: Questions) -> float | None:
 def answer_input(engine: Engine, work: Work, caller: Caller, ask: wire_asking.AnswerInput) -> wire_asking.Answered:
     """Answer a question of a task: accept with content, decline, or cancel.
 
-    For the one who is asked, or for an admin in its place, which the receipt says; never for the worker that asks.
-    When no question of the task is open any more, it is offered again at once.  An answer counts once: the same again
-    returns the first one.
+    For whoever is asked, or an admin in its place, which the receipt says; never for the worker that asks.  With the
+    last answer the task is offered again.  The first answer counts; the same again returns it.
     """
     task, by = work.require_task(ask.task_id), speaker(caller, ask)
     questions = stored.read_questions(work.progress.get(task.task_id))
@@ -298,7 +297,7 @@ def give_up(engine: Engine, work: Work, task: Task, question: stored.Question) -
 async def list_inputs(engine: Engine, caller: Caller, ask: wire_asking.ListInputs) -> wire_asking.Inputs:
     """List what a task has asked, and the answers: all for its owner, its worker or an admin, else one's own.
 
-    With wait_seconds the answer comes when no question is open, or when the time is over, whichever is first.
+    With wait_seconds the call waits until no question is open.
     """
     async def read() -> wire_asking.Inputs:
         return await read_inputs(engine, caller, ask)

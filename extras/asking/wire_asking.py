@@ -43,7 +43,8 @@ class RequestInput(wire.LeaseAsk, kw_only=True):
     on_expiry: Annotated[wire.OnExpiry, wire.says("without an answer the task is offered again, or fails")] = "resume"
     checkpoint: Annotated[wire.AnyJson, wire.says("as progress of report_progress, for the next worker")] = field(
         default_factory=wire.absent)
-    keep_lease: Annotated[bool, wire.says("true: ask, and go on; list_inputs with wait_seconds waits")] = False
+    keep_lease: Annotated[bool, wire.says(
+        "true: ask, and go on under the lease; the same call again returns the answer when it is there")] = False
 
 
 class AnswerInput(wire.TaskAsk, kw_only=True):
@@ -56,7 +57,7 @@ class AnswerInput(wire.TaskAsk, kw_only=True):
                 errors.AlreadyAnswered, errors.AnswerInvalid, errors.InputExpired)
     next_step = "When open_inputs is 0 the task goes on; get_task with wait_seconds waits for its end."
     key: Annotated[wire.Name, wire.says("which question")]
-    action: Annotated[wire.InputAction, wire.says("accept with content; decline it; or cancel: no choice was made")]
+    action: Annotated[wire.InputAction, wire.says("cancel: no choice was made")]
     content: Annotated[wire.AnyJson, wire.says("the answer, up to 64 KB; it matches the question's schema")] = field(
         default_factory=wire.nothing)
 
@@ -72,7 +73,7 @@ class ListInputs(wire.TaskAsk, kw_only=True):
         "content": None, "answered_by": None, "answered_at": None, "receipt_id": None}]})
     next_step = "answer_input answers one whose state is open."
     wait_seconds: Annotated[wire.Wait, wire.says(
-        "seconds to wait until an open one is answered; clamped to 30")] = 0.0
+        "seconds to wait at most; clamped to 30")] = 0.0
 
 
 class InputRequested(Struct):

@@ -91,9 +91,11 @@ def fill_principal(ask: wire.Ask, query: dict[str, str]) -> None:
     """Take the principal from the query if the body names none; some clients put it there."""
     if query.keys() & IDENTITY_MEMBERS:
         check_names([*list_identities(ask), ("query", query)])
+    as_worker = isinstance(ask, wire.AsWorker) and query.get("principal_kind") == "worker"
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
-        if name in query and getattr(ask, name, "") is None:
-            setattr(ask, name, read_member(name, query[name], wire.Kind if name == "principal_kind" else wire.Name))
+        member = name.replace("principal", "worker") if as_worker else name
+        if name in query and getattr(ask, member, "") is None:
+            setattr(ask, member, read_member(name, query[name], wire.Kind if name == "principal_kind" else wire.Name))
 
 
 def read_claimed_tenants(query: dict[str, str], headers: connection.Headers) -> list[str]:

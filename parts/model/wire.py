@@ -616,7 +616,8 @@ class ListOpenObligations(OwedAsk, kw_only=True):
     filters: ClassVar[bool] = True
     example = (examples.ASKER, {"server": examples.SERVER, "relationship": examples.SEEN,
                                 "open_obligations": [examples.ASSIGNED], "cursor": examples.DUTY})
-    next_step = "get_task for the task_id of each receipt shows what the task waits for."
+    next_step = ("get_task for the task_id of each receipt shows what the task waits for; answer_input answers an "
+                 "input.requested.")
     wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
 
 

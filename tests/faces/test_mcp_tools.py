@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema_rs
 import msgspec
@@ -12,7 +12,9 @@ import pytest
 
 from asyncgate.parts.faces.mcp.tools import (
     ADDITIVE,
+    NOT_OF_FORM,
     SETS,
+    ToolForm,
     describe_tools,
     is_in,
     make_brief_schema,
@@ -52,7 +54,8 @@ def every(node: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("role", ["agent", "worker"])
-async def test_a_list_is_small_also_where_the_credential_has_every_scope(served: Any, role: str) -> None:
+async def test_a_list_is_small_also_where_the_credential_has_every_scope(
+        served: Any, role: Literal["agent", "worker"]) -> None:
     key = await key_of(served, role, scopes=EVERY_SCOPE[role])
     most = 16 * KB
 
@@ -63,7 +66,7 @@ async def test_a_list_is_small_also_where_the_credential_has_every_scope(served:
     # And where arguments say who asks, because the credential does not.
     sets = frozenset({name for name, of in SETS.items() if of == role})
     may = [op for op in OPERATIONS.values() if is_in(op, sets)]
-    assert len(msgspec.json.encode({"tools": describe_tools(may, ".", "brief")})) <= most
+    assert len(msgspec.json.encode({"tools": describe_tools(may, ".", role)})) <= most
 
 
 @pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
@@ -115,7 +118,7 @@ async def test_a_credential_that_names_nobody_is_shown_the_tools_of_an_agent(ser
 
 @each("name", OPERATIONS)
 def test_every_argument_of_a_tool_is_described(name: str) -> None:
-    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
+    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], set())):
         assert [argument for argument, about in schema["properties"].items() if not about.get("description")] == []
 
 
@@ -148,10 +151,11 @@ async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: 
     assert "delegate, work, admin, more and all" in answer.content.decode()
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("form", NOT_OF_FORM)
 @each("name", OPERATIONS)
-def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not_need(name: str, named: bool) -> None:
-    schema = make_brief_schema(OPERATIONS[name], named=named)
+def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not_need(
+        name: str, form: ToolForm) -> None:
+    schema = make_brief_schema(OPERATIONS[name], NOT_OF_FORM[form])
 
     jsonschema_rs.meta.validate(schema)
     jsonschema_rs.validate(schema, OPERATIONS[name].takes.example[0])
@@ -165,10 +169,29 @@ def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not
 
 @each("name", OPERATIONS)
 def test_no_schema_lets_a_required_argument_be_null_because_null_means_absent(name: str) -> None:
-    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
+    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], set())):
         for required in schema.get("required", ()):
             document = {**schema["properties"][required], "$defs": schema.get("$defs", {})}
             assert not jsonschema_rs.Draft202012Validator(document).is_valid(None), required
+
+
+async def test_a_list_for_agents_has_their_id_and_a_list_for_workers_theirs(served: Any) -> None:
+    paths = ("/mcp", "/mcp?tools=work", "/mcp?tools=work,delegate")
+    shown = [(await listed(served, path))["get_task"]["inputSchema"]["properties"].keys() for path in paths]
+
+    assert [sorted({"agent_id", "worker_id"} & names) for names in shown] == [
+        ["agent_id"], ["worker_id"], ["agent_id", "worker_id"]]
+
+
+async def test_a_brief_list_leaves_out_only_hints_that_mcp_takes_for_granted(served: Any) -> None:
+    granted = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
+    full = {tool["name"].partition(".")[2]: tool["annotations"] for tool in describe_tools(OPERATIONS.values(), ".")}
+
+    for name, tool in (await listed(served, "/mcp?tools=all")).items():
+        hints = {**granted, **tool["annotations"]}
+        counting = ["readOnlyHint", "openWorldHint", *([] if hints["readOnlyHint"] else ["destructiveHint",
+                                                                                         "idempotentHint"])]
+        assert [hints[hint] for hint in counting] == [full[name][hint] for hint in counting]
 
 
 async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any) -> None:

@@ -76,8 +76,7 @@ class Catalog:
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
         self.shelves: dict[tuple[str, tools.ToolForm], list[ListedTool]] = {}
         for separator in (jsonrpc.DOTTED, jsonrpc.UNDERSCORED):
-            for form in (tools.BRIEF_FORM, tools.BRIEF_NAMED):
-                self.shelf(separator, form)
+            self.shelf(separator, tools.BRIEF_NAMED)
 
     def shelf(self, separator: str, form: tools.ToolForm) -> list[ListedTool]:
         """Return all tools by name, in one form of listing."""
@@ -479,10 +478,12 @@ class Facade:
             "/u") or self.settings.mcp_tool_names == "underscore" else jsonrpc.DOTTED
         separator = jsonrpc.UNPREFIXED if query.get("names") == "short" else separator
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
-        form = tools.FULL_FORM if query.get("schemas") == "full" else tools.BRIEF_NAMED if named else tools.BRIEF_FORM
-        # The host of a model whose credential names nobody should not see administration.
-        usual = () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
+        # A worker needs its own tools, and the host of a model whose credential names nobody no administration.
+        as_worker = caller.role == "worker" if caller.bound else query.get("principal_kind") == "worker"
+        usual = ("work",) if as_worker else () if caller.bound else ("delegate",)
         sets = tools.read_sets(query.get("tools"), *usual)
+        form = tools.FULL_FORM if query.get("schemas") == "full" else (
+            tools.BRIEF_NAMED if named else tools.choose_brief(sets))
         return [tool.text for tool in self.catalog.shelf(separator, form)
                 if tool.op.fits(caller) and tools.is_in(tool.op, sets)]
 

@@ -20,12 +20,12 @@ LONGEST_NAME = 200      # characters; texts that are not longer are cut last, an
 BY_RESOURCE = "read the resource asyncgate://tasks/{task_id}, or GET /v1/tasks/{task_id}"
 # Where the whole is of what an operation's summary cuts.
 WHOLE = {"get_task": BY_RESOURCE, "run_task": BY_RESOURCE, "list_tasks": "get_task shows one task",
-         "get_receipt": "GET /v1/receipts/{receipt_id}"}
+         "get_receipt": "GET /v1/receipts/{receipt_id}", "list_inputs": "GET /v1/tasks/{task_id}/inputs"}
 
 
 def is_list(name: str) -> bool:
-    """Whether an operation answers a list for a reader; an export is for programs."""
-    return name.startswith("list_") or name in ("get_task_history", "bootstrap")
+    """Whether an operation answers a list for a reader; an export is for programs, and a question is read whole."""
+    return (name.startswith("list_") and name != "list_inputs") or name in ("get_task_history", "bootstrap")
 
 
 def limit_page(name: str, ask: Any) -> None:

@@ -22,23 +22,26 @@ from asyncgate.parts.model.jsonrpc import TOOL_PREFIX
 SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": ""}
 ALL = "all"
 RARE = frozenset({
-    "answer_input", "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt",
-    "health", "list_archived_receipts", "list_consents", "list_inputs", "list_schedules", "list_sessions",
-    "list_steps", "pause_schedule", "ready", "record_step", "report_schedule", "request_input", "resume_schedule",
-    "run_schedule", "search_tasks", "sign_out_everywhere", "withdraw_consent"})
+    "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt", "health",
+    "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps", "pause_schedule",
+    "ready", "record_step", "report_schedule", "resume_schedule", "run_schedule", "search_tasks",
+    "sign_out_everywhere", "withdraw_consent"})
+RARE_FOR_WORKERS = frozenset({"answer_input", "list_inputs", "list_receipts"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
-                            "max_parks", "process", "until", "newest", "resumption_id"})
+                            "max_parks", "process", "until", "newest", "resumption_id", "to_id", "to_kind"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
-# The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
-ToolForm = Literal["full", "brief", "named"]
+# The forms of a listed tool: full; brief, with the caller's id as an argument, or only that of an agent or a worker; or
+# brief without it.
+ToolForm = Literal["full", "brief", "agent", "worker", "named"]
 FULL_FORM: ToolForm = "full"
-BRIEF_FORM: ToolForm = "brief"
 BRIEF_NAMED: ToolForm = "named"
 # The arguments by which a model names itself; other spellings are accepted, but not shown.
 ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it after a restart"}
+NOT_OF_FORM: dict[ToolForm, Set[str]] = {"brief": set(), "agent": {"worker_id"}, "worker": {"agent_id"},
+                                         "named": ASKER_ARGUMENTS.keys()}
 ASKING = (wire.AsPrincipal, wire.AsWorker, wire.AsEither)
 SOME_JSON = [kind for kind in wire.ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
@@ -49,19 +52,34 @@ ADDITIVE = frozenset({"ack", "answer", "attach", "bootstrap", "complete", "creat
 MOST_REPEATED = 10_000      # bytes of an answer that structuredContent repeats for a model
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
 After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,
-renew_lease every renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error
-has a code and names the next legal call. If your credential does not name you, send agent_id or worker_id."""
+renew_lease every renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. A worker
+that needs a decision asks with request_input; answer_input answers an input.requested among your obligations. Every
+error has a code and names the next legal call. If your credential does not name you, send agent_id or worker_id."""
 
 
 def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
     """Describe the tool of an operation; a brief form costs a model fewer tokens."""
     takes = {"inputSchema": make_input_schema(op), "outputSchema": make_output_schema(op)} if form == FULL_FORM else {
-        "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
+        "inputSchema": make_brief_schema(op, NOT_OF_FORM[form])}
+    hints = {"readOnlyHint": op.kind != "W", "destructiveHint": is_destructive(op), "idempotentHint": op.idempotent,
+             "openWorldHint": False}
     return {
         "name": name, **({"title": op.name.replace("_", " ").capitalize()} if form == FULL_FORM else {}),
         "description": describe_purpose(op, name.startswith(TOOL_PREFIX) or name == op.name), **takes,
-        "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": is_destructive(op),
-                        "idempotentHint": op.idempotent, "openWorldHint": False}}
+        "annotations": hints if form == FULL_FORM else leave_out_defaults(hints)}
+
+
+def leave_out_defaults(hints: dict[str, bool]) -> dict[str, bool]:
+    """Leave out hints that say what MCP takes for granted: of what only reads, and what is false by itself."""
+    needless = {"destructiveHint", "idempotentHint"} if hints["readOnlyHint"] else {
+        name for name in ("readOnlyHint", "idempotentHint") if not hints[name]}
+    return {name: value for name, value in hints.items() if name not in needless}
+
+
+def choose_brief(sets: Set[str]) -> ToolForm:
+    """Return the brief form for whom these sets are, where a credential does not name the caller."""
+    users = {SETS[name] for name in sets} - {""}
+    return "brief" if len(users) > 1 else "worker" if users == {"worker"} else "agent"
 
 
 def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = FULL_FORM,
@@ -91,6 +109,9 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
         return "more" in sets
     everyday = op.scopes - ADMINISTERING or not op.scopes
     users = {"agent", "worker"} & {*op.roles} if everyday else set[str]()
+    if op.name in RARE_FOR_WORKERS:
+        users.discard("worker")
+        return "more" in sets or bool({SETS[name] for name in sets} & users)
     return bool({SETS[name] for name in sets} & users) or ("admin" in sets and not users)
 
 
@@ -110,13 +131,13 @@ def make_input_schema(op: Any) -> JsonObject:
     return {**schema, "properties": properties, "required": required}
 
 
-def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
+def make_brief_schema(op: Any, hidden: Set[str]) -> JsonObject:
     """Return the schema of a tool's arguments, reduced to what a model needs.
 
-    It omits other spellings of the caller's name (all spellings if the credential names the caller), limits that no
-    sensible call reaches, and the fact that null means absent.  The gate still accepts all arguments.
+    It omits other spellings of the caller's name (and the spellings in `hidden`), limits that no sensible call reaches,
+    and the fact that null means absent.  The gate still accepts all arguments.
     """
-    hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
+    hidden = {*hidden, *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
     if (limit := schema["properties"].get("limit")) and is_list(op.name):
         limit["description"] = f"default {DEFAULT_PAGE}, clamped to {LARGEST_PAGE}"
@@ -152,7 +173,7 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
         return {"tenant_id"} if kind else frozenset()
     creators = {"created_by", "tasker_principal"} if issubclass(kind, wire.CreateTask) else set[str]()
     rare = RARE_ARGUMENTS if issubclass(
-        kind, wire.CreateTask | wire.ListTasks | wire.ReleaseLease) else frozenset[str]()
+        kind, wire.CreateTask | wire.ListTasks | wire.ListReceipts | wire.ReleaseLease) else frozenset[str]()
     return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators | rare
 
 
