@@ -119,6 +119,12 @@ class Backend(Protocol):
     async def count_overdue(self, before: float) -> int:
         """Return how many live leases have expired before a time, over all tenants, at most OVERDUE_COUNTED."""
 
+    async def count_unanswered(self) -> tuple[int, float | None]:
+        """Return how many tasks are on hold for an answer, over all tenants, and since when the first of them is.
+
+        It counts UNANSWERED_COUNTED at most of all tenants together.
+        """
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, from `since` on, with tenant and task; the earliest first.
 

@@ -314,6 +314,10 @@ DEPTHS = "SELECT type, sum(queued), sum(held), sum(leased) FROM queues GROUP BY 
 COUNT_OVERDUE = f"""
     SELECT count(*) FROM (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id)
                           WHERE ending = 'live' AND expires_at <= ? LIMIT {queries.OVERDUE_COUNTED})"""
+COUNT_UNANSWERED = f"""
+    SELECT count(*), min(updated_at) FROM (
+        SELECT updated_at FROM tenants CROSS JOIN tasks INDEXED BY tasks_held USING (tenant_id)
+        WHERE held = '{stored.INPUT_REQUIRED}' LIMIT {queries.UNANSWERED_COUNTED})"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
@@ -764,6 +768,11 @@ class SqliteTables(pages.Pages):
         """Return how many live leases have expired before a time."""
         number: int = (await self._rows(COUNT_OVERDUE, before))[0][0]
         return number
+
+    async def count_unanswered(self) -> tuple[int, float | None]:
+        """Return how many tasks are on hold for an answer, and since when the first is."""
+        row: tuple[int, float | None] = (await self._rows(COUNT_UNANSWERED))[0]
+        return row
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""

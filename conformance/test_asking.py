@@ -130,6 +130,27 @@ async def test_an_offer_of_a_task_that_has_asked_nothing_says_nothing_of_inputs(
     assert again.inputs is msgspec.UNSET
 
 
+async def test_tasks_that_wait_for_an_answer_are_counted_with_the_first_of_them(gate: Gate) -> None:
+    before, _ = await gate.backend.count_unanswered()
+    offer = await gate.leased()
+    await ask(gate, offer, "first", keep_lease=True)
+    kept, _ = await gate.backend.count_unanswered()
+    asked_at = gate.now()
+    await ask(gate, offer, "second")
+    gate.skip(100)
+    later = await gate.leased()
+    await ask(gate, later)
+
+    waiting, since = await gate.backend.count_unanswered()
+    for key in ("first", "second"):
+        await answer(gate, offer.task_id, key)
+    left, _ = await gate.backend.count_unanswered()
+
+    assert (kept, waiting, left) == (before, before + 2, before + 1)
+    assert since is not None
+    assert since <= asked_at + 1        # of all tests in this database
+
+
 # The same again.
 
 

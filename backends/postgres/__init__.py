@@ -791,6 +791,11 @@ class Postgres(pages.Pages):
         number: int = (await self._ask(sql.COUNT_OVERDUE, before))[0][0]
         return number
 
+    async def count_unanswered(self) -> tuple[int, float | None]:
+        """Return how many tasks are on hold for an answer, and since when the first is."""
+        number, since = (await self._ask(sql.COUNT_UNANSWERED))[0]
+        return number, since
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]

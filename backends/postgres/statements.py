@@ -807,6 +807,7 @@ BEGIN_WITH = """
 SELECT value, extract(epoch FROM clock_timestamp())::float8 FROM asyncgate.meta WHERE name = 'cursor_key'"""
 DEPTHS = f"SELECT * FROM asyncgate.depths($1, {queries.MOST_PRIORITIES}, {queries.DUE_LOOKED_AT})"
 COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {queries.OVERDUE_COUNTED})"
+COUNT_UNANSWERED = f"SELECT number, since FROM asyncgate.count_unanswered({queries.UNANSWERED_COUNTED})"
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),

@@ -1,11 +1,12 @@
 """What asking joins to the gate."""
 
 from asyncgate import EVERYONE, Operation, its_task
-from asyncgate.extras.asking import rules
+from asyncgate.extras.asking import counted, rules
 from asyncgate.parts.extras import Extra
 
 COMMAND = "asyncgate.extras.asking.command"
 EXTRA = Extra(
+    beside=counted.watch, families=counted.FAMILIES,
     extensions=lambda engine: [rules.Asking(engine)], commands={"inbox": COMMAND, "answer": COMMAND}, operations=[
     Operation(rules.request_input, "POST /v1/tasks/{task_id}/inputs", "w A", "tasks:lease", "W", its_task,
               idempotent=True),

@@ -242,6 +242,11 @@ class Asking(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.waiting: tuple[int, float | None] | None = None    # tasks, and since when the first, at the last look
+
+    async def look(self) -> None:
+        """Look how many tasks wait for an answer."""
+        self.waiting = await self.engine.backend.count_unanswered()
 
     def why_hold(self, work: Work, task: Task) -> str | None:
         """Keep a task that waits for an answer from the next worker."""

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Struct)
 Row = tuple[stored.Task, stored.Lease | None, stored.Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
 DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
-OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
+OVERDUE_COUNTED, UNANSWERED_COUNTED, DUE_LOOKED_AT = 10_000, 10_000, 100
 QUEUE_KEPT_SECONDS = 3600.0     # an empty queue is kept so long after its last change
 
 

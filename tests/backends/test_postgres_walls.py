@@ -159,7 +159,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        spell("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue")
+        spell("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue "
+              "count_unanswered")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
@@ -208,6 +209,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "only the look-ups across tenants and the ways to take rows away run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
+         "count_unanswered",
          "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit",
          "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""

@@ -491,6 +491,17 @@ AS $$
         WHERE s.check_at <= lost_at AND s.status IN ('leased', 'running') AND s.expires_at <= lost_at LIMIT most) AS s
 $$;
 
+-- Tasks that are on hold for an answer, and since when the first of them is.
+CREATE FUNCTION asyncgate.count_unanswered(most int) RETURNS TABLE (number bigint, since float8)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*), min(h.updated_at) FROM (
+        SELECT s.updated_at FROM asyncgate.tenants AS t, LATERAL (
+            SELECT s.updated_at FROM asyncgate.states AS s
+            WHERE s.tenant_id = t.tenant_id AND s.held = 'input_required' LIMIT most) AS s
+        LIMIT most) AS h
+$$;
+
 CREATE FUNCTION asyncgate.find_key(wanted text)
 RETURNS TABLE (tenant uuid, suspended boolean, key asyncgate.api_keys) LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -751,6 +762,7 @@ ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) OWNER TO a
 ALTER FUNCTION asyncgate.lapses(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.depths(float8, int, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.count_overdue(float8, int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.count_unanswered(int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.find_key(text) OWNER TO asyncgate_auth;
 SET LOCAL ROLE asyncgate_owner;
 REVOKE CREATE ON SCHEMA asyncgate FROM asyncgate_sweeper, asyncgate_auth;
