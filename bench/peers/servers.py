@@ -18,13 +18,14 @@ import asyncpg
 import msgspec
 
 from asyncgate.backends.postgres.migrations import migrate_database
-from asyncgate.bench.peers.known import BEANSTALKD, VALKEY, find_server
+from asyncgate.bench.peers.known import BEANSTALKD, RESTATE, VALKEY, find_server
 from asyncgate.commands.bench.servers import START_SECONDS
 from asyncgate.commands.bench.wire import Failed, T
 from asyncgate.conformance import postgres_server
 from asyncgate.parts.model.settings import mask_credentials
 
 SERVER_STOP_SECONDS = 10.0
+TRIPS = 500
 # The server ends when this process does, in whatever way: the input of the shell ends then.
 GUARD = 'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill "$server"; } & wait "$server"'
 
@@ -39,30 +40,38 @@ class Address(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def serve_peer(kind: str, folder: Path) -> Iterator[Address]:
     """Run a server in a folder of its own; it ends with this process."""
-    program, port = find_server(kind, ""), postgres_server.free_port()
+    program, port, admin, inner = find_server(kind, ""), *(postgres_server.free_port() for _ in range(3))
     if program is None:
         raise Failed(f"the program of {kind} is gone")
     folder.mkdir()
     log = folder / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(["/bin/sh", "-c", GUARD, "sh", program, *make_flags(kind, folder, port)],
-                                   stdin=subprocess.PIPE, stdout=file, stderr=file, cwd=folder, start_new_session=True)
+        flags = make_flags(kind, folder, port, admin, inner)
+        process = subprocess.Popen(["/bin/sh", "-c", GUARD, "sh", program, *flags], stdin=subprocess.PIPE, stdout=file,
+                                   stderr=file, cwd=folder, start_new_session=True)
     try:
         wait_for_port(process, kind, port, log)
-        yield Address(f"{kind.lower()}://127.0.0.1:{port}", ask_version(program, kind))
+        yield Address(f"{kind.lower()}://127.0.0.1:{port}" + (f"/{admin}" if kind == RESTATE else ""),
+                      ask_version(program, kind))
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=SERVER_STOP_SECONDS)
         process.kill()
 
 
-def make_flags(kind: str, folder: Path, port: int) -> list[str]:
+def make_flags(kind: str, folder: Path, port: int, admin: int, inner: int) -> list[str]:
     """Return the arguments of a server that answers for nothing that is not on disk."""
     if kind == VALKEY:
         return ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes",
                 "--appendfsync", "always"]
     if kind == BEANSTALKD:
         return ["-l", "127.0.0.1", "-p", str(port), "-b", str(folder), "-f", "0"]
+    if kind == RESTATE:     # it syncs its log by default
+        config = folder / "restate.toml"
+        config.write_text(f'''base-dir = "{folder}"\nlisten-mode = "tcp"\nbind-address = "127.0.0.1:{inner}"
+disable-telemetry = true\n[ingress]\nbind-address = "127.0.0.1:{port}"\n[admin]\nbind-address = "127.0.0.1:{admin}"
+''')
+        return ["--config-file", str(config)]
     store = folder / "nats.conf"
     store.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}", sync_interval: always }}\n')
     return ["-c", str(store)]
@@ -111,6 +120,20 @@ class Databases:
         self.wait(self.run(f"CREATE ROLE {self.prefix} LOGIN PASSWORD '{secret}' IN ROLE {postgres_server.APP}"))
         parts = urlsplit(owner)
         return parts._replace(netloc=f"{self.prefix}:{secret}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+    def time_trip(self) -> float:
+        """Return the median of what a round trip takes, in microseconds."""
+        return self.wait(self._time_trips())
+
+    async def _time_trips(self) -> float:
+        times = list[float]()
+        async with postgres_server.connected(self.server.admin_url()) as db:
+            statement = await db.prepare("SELECT 1")
+            for _ in range(TRIPS):
+                begun = time.perf_counter()
+                await statement.fetchval()
+                times.append(time.perf_counter() - begun)
+        return sorted(times)[TRIPS // 2] * 1e6
 
     def drop(self) -> None:
         """Drop what was made."""

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import main
+from asyncgate.bench.peers.known import RESTATE_PROGRAM, ask_node
 from asyncgate.bench.peers.runner import Comparison, format_comparison
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
@@ -102,6 +103,29 @@ def test_a_queue_of_npm_is_measured_with_a_server_of_its_own(tools_cache: Path, 
     assert counts(report, "bullmq", "batch") == {}
     assert format_comparison(report).splitlines()[3].endswith("| – |")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_of_durable_workflows_is_measured_and_the_trip_to_its_database_named(server: PostgresServer,
+                                                                                      tmp_path: Path) -> None:
+    pytest.importorskip("dbos", reason="DBOS is not installed: pip install dbos")
+    done = bench("dbos", "--database", server.superuser, "--clients", "2", "--count", "4", "--json", "--mode", "cycle",
+                 *SHORT, folder=tmp_path)
+
+    report = report_of(done)
+    assert counts(report, "dbos", "cycle") == {("create", 2): 4, ("complete", 2): 4, ("all", 2): 8}
+    assert re.search(r"A round trip to Postgres takes \d+ µs\.", format_comparison(report))
+
+
+def test_a_server_of_durable_workflows_is_measured(tmp_path: Path) -> None:
+    if (program := ask_node("where", RESTATE_PROGRAM)) is None:
+        pytest.skip("Restate is not installed: npm install @restatedev/restate-server @restatedev/restate-sdk@1.10, "
+                    "and set NODE_PATH")
+    done = bench("restate", "--clients", "2", "--count", "4", "--json", "--mode", "cycle", *SHORT,
+                 folder=Path(program).parents[4], temporary=tmp_path)
+
+    report = report_of(done)
+    assert counts(report, "restate", "cycle") == {("create", 2): 4, ("complete", 2): 4, ("all", 2): 8}
+    assert report.queues[-1].server.startswith("restate-server 1.")
 
 
 def test_a_queue_that_ends_is_one_clear_line_and_leaves_nothing_running(tmp_path: Path) -> None:
