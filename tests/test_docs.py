@@ -50,7 +50,7 @@ MARKS = {
     "ai-worker:start": "test_worker_ai_gate.py", "ai-worker:ask": "test_worker_ai_gate.py",
     "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",
     "worker:loop": "test_docs_workers.py", "worker:shell": "test_docs_workers.py",
-    "worker:node": "test_docs_workers.py",
+    "worker:node": "test_docs_workers.py", "a2a:client": "test_a2a_sdk.py",
     "moment:settings": "test_postgres_moment.py", "moment:backup": "test_postgres_moment.py",
     "moment:restore": "test_postgres_moment.py", "moment:rest": "test_postgres_moment.py",
     "moment:start": "test_postgres_moment.py",

@@ -55,6 +55,7 @@ CEILINGS = {
     "clients": 3_780,
     "commands": 7_900,
     "conformance": 19_150,
+    "extras/a2a": 1_150,
     "extras/ai_worker": 1_300,
     "extras/asking": 800,
     "extras/console": 6_970,

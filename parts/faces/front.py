@@ -41,7 +41,7 @@ PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"), (b"access-control-max-age", b"600"),
     (b"access-control-allow-headers",
      b"authorization, content-type, x-api-key, x-tenant-id, last-event-id, mcp-protocol-version, mcp-session-id, "
-     b"mcp-method, mcp-name, traceparent, tracestate")]
+     b"mcp-method, mcp-name, a2a-version, idempotency-key, traceparent, tracestate")]
 READABLE = (b"access-control-expose-headers",
             b"retry-after, www-authenticate, x-asyncgate-warning, x-ratelimit-limit, x-ratelimit-remaining, "
             b"x-ratelimit-reset, x-ratelimit-bucket, mcp-session-id")

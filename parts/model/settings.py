@@ -348,6 +348,17 @@ class WebhookSettings(Group, frozen=True):
     park_after_days: Annotated[float, span(0, 30, "a number"), says("Days of failures after which it gives up")] = 3.0
     log_days: Annotated[Days, says("Days a delivery is listed after its last attempt")] = 14
 
+class A2ASettings(Group, frozen=True):
+    """Which types of tasks are offered as agents to clients of A2A."""
+
+    agents: Annotated[Texts, says("Types of tasks that are agents, each at /a2a/TYPE/; empty is none")] = ()
+    root: Annotated[str, says("The agent whose card is at the root of the host, too; empty is none")] = ""
+    public_card: Annotated[bool, says("Whether cards are shown without a credential")] = True
+    modes: Annotated[Texts, says("Media types that an agent takes whose type declares no schema")] = (
+        "text/plain", "application/json", "application/octet-stream", "application/pdf", "image/jpeg", "image/png")
+    max_wait_seconds: Annotated[Duration, says("Longest that SendMessage waits for a task to end or to ask")] = 600.0
+    deduplicate_messages: Annotated[bool, says("Whether a messageId is as good as an Idempotency-Key")] = False
+
 class ConsoleSettings(Group, frozen=True):
     """The console: the page for people that the gate serves at /console."""
 
@@ -458,6 +469,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     leases: LeaseSettings = LeaseSettings()
     metrics: MetricsSettings = MetricsSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    a2a: A2ASettings = A2ASettings()
     console: ConsoleSettings = ConsoleSettings()
     security: SecuritySettings = SecuritySettings()
     rate_limits: RateLimits = RateLimits()

@@ -1,0 +1,331 @@
+"""What each method of A2A does: it calls operations of the table, and shows what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from msgspec import DecodeError, Struct
+
+from asyncgate import Caller, speaker
+from asyncgate.extras.a2a import requests, view
+from asyncgate.extras.a2a.refusals import A2AError, no_task, translate
+from asyncgate.extras.a2a.requests import Sent, take
+from asyncgate.extras.a2a.view import Seen
+from asyncgate.parts.model import errors, members, wire
+from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.process.readers import Wants
+
+if TYPE_CHECKING:
+    from asyncgate.parts.faces.serving import Serving
+
+Params = Mapping[str, Any]
+MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
+TASKS_PER_PAGE = 100
+NO_PUSH = "this agent sends no push notifications; SendMessage waits for the outcome, and GetTask reads it"
+NO_STREAM = "this agent has no streams; SendMessage waits for the outcome, and GetTask reads it"
+ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
+
+
+class Visit:
+    """One call of one agent."""
+
+    def __init__(self, gate: Serving, agent: str, caller: Caller, key: str | None, card: Callable[[], Any]) -> None:
+        self.gate, self.agent, self.caller, self.card = gate, agent, caller, card
+        self.key = key      # of the header Idempotency-Key
+        self.who = {} if caller.bound else ANYBODY
+
+    async def perform(self, operation: str, **fields: Any) -> Any:
+        """Carry out an operation, of which a request is read as one of REST."""
+        op = self.gate.operations[operation]
+        named = self.who if "principal_id" in op.takes.__struct_fields__ else {}
+        try:
+            ask, _ = op.reader.body(body := encode_json({**named, **fields}), "refuse")
+        except (DecodeError, ValueError) as wrong:
+            raise errors.InvalidRequest(members.describe_problem(wrong, op.takes, body)) from None
+        return await self.gate.engine.perform(op, self.caller, ask)
+
+    def permit(self, *operations: str) -> None:
+        """Refuse a caller that may not call one of these, before the first of them changes anything."""
+        for operation in operations:
+            self.gate.engine.permit(self.gate.operations[operation], self.caller)
+
+    async def read(self, task_id: str) -> Seen:
+        """Return a task of this agent that the caller may read."""
+        try:
+            record = await self.perform("get_task", task_id=task_id)
+            if record.type != self.agent:
+                raise no_task(task_id)
+            return await self.look(record)
+        except errors.GateError as refusal:
+            raise translate(refusal, task_id) from None
+
+    async def look(self, record: wire.TaskRecord) -> Seen:
+        """Return a task with what it has asked."""
+        if "list_inputs" not in self.gate.operations:
+            return Seen(record, [])
+        return Seen(record, (await self.perform("list_inputs", task_id=record.task_id)).inputs)
+
+    async def wait(self, task_id: str) -> Seen:
+        """Return a task when it has ended or asks, or when its time is over; the call waits without a connection."""
+        engine, settings, clock = self.gate.engine, self.gate.settings, asyncio.get_running_loop().time
+        until, seen = clock() + settings.a2a.max_wait_seconds, await self.read(task_id)
+        with engine.polls.place(self.caller.tenant_id, speaker(self.caller, wire.GetTask(task_id=task_id))):
+            while not seen.is_still and (left := until - clock()) > 0:
+                if engine.longest_wait < settings.max_wait_seconds:
+                    break       # the gate is about to stop
+                ask = wire.GetTask(task_id=task_id, wait_seconds=min(left, settings.max_wait_seconds))
+                seen = await engine.wait_to_read(self.caller, ask, Wants(task_id=task_id),
+                                                 lambda: self.read(task_id), lambda seen: seen.is_still)
+        return seen
+
+
+# Messages.
+
+
+async def send_message(visit: Visit, params: Params) -> dict[str, Any]:
+    """Take a message; answer when the task has ended or asks, or at once if the client wants that."""
+    how, sent = requests.take_object(params, "configuration"), requests.read_message(params)
+    history = requests.take_integer(how, "historyLength", 0)
+    if requests.take_object(how, "taskPushNotificationConfig", "configuration."):
+        raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
+    task_id = await deliver(visit, sent)
+    at_once = requests.take_flag(how, "returnImmediately")
+    seen = await (visit.read(task_id) if at_once else visit.wait(task_id))
+    return {"task": view.show_task(seen, history)}
+
+
+async def deliver(visit: Visit, sent: Sent) -> str:
+    """Make a task of a message, or give it to the task that has asked; return the id of the task."""
+    if sent.task_id is not None:
+        visit.permit("answer_input", "get_task")
+        return await answer(visit, sent, sent.task_id)
+    visit.permit("create_task", "get_task")
+    context = sent.context_id or make_context(visit)
+    try:
+        payload = await make_payload(visit, sent, context)
+        session = {"principal_instance_id": context}
+        made = await visit.perform("create_task", type=visit.agent, payload=payload, result_delivery="inline",
+                                   idempotency_key=find_key(visit, sent), **session)
+    except errors.GateError as refusal:
+        raise translate(refusal) from None
+    if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
+        raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
+                       "take a new key", taskId=made.task_id)
+    return str(made.task_id)
+
+
+def find_key(visit: Visit, sent: Sent) -> str | None:
+    """Return the idempotency key of a message; a digest keeps it within the length of one."""
+    key = visit.key
+    if key is None and visit.gate.settings.a2a.deduplicate_messages:
+        key = f"message {sent.message_id}"
+    return None if key is None else f"a2a:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def make_context(visit: Visit) -> str:
+    """Return a new context; a message that is sent again with its key gets the same."""
+    if visit.key is None:
+        return str(uuid.uuid4())
+    who = visit.caller.principal
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{visit.caller.tenant_id} {who.kind} {who.id} {visit.key}"))
+
+
+async def make_payload(visit: Visit, sent: Sent, context: str) -> Any:
+    """Return the payload of a new task: the data part, if the type declares what it takes, else the whole message.
+
+    A client makes a new id for a message that it sends again, so under a key the id is no part of the payload.
+    """
+    modes = {requests.JSON_MODE} if (declared := await find_declared(visit)) else set(visit.gate.settings.a2a.modes)
+    requests.check_modes(sent.parts, modes)
+    if declared:
+        if len(sent.parts) != 1 or "data" not in sent.parts[0]:
+            raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"{visit.agent} takes one data part, which is as its card "
+                           "says", mediaType=requests.JSON_MODE)
+        return sent.parts[0]["data"]
+    more = {"metadata": sent.metadata, "request_metadata": sent.request_metadata,
+            "reference_task_ids": sent.references, "message_id": None if visit.key else sent.message_id}
+    return {"text": sent.text, "parts": sent.parts, "context_id": context,
+            **{name: value for name, value in more.items() if value}}
+
+
+async def find_declared(visit: Visit) -> bool:
+    """Whether the type of the agent declares the schema of its payloads."""
+    if "declare_type" not in visit.gate.operations:
+        return False
+    reply = await visit.perform("list_types", type=visit.agent)
+    return any(bytes(row.payload_schema or b"null") != b"null" for row in reply.types)
+
+
+async def answer(visit: Visit, sent: Sent, task_id: str) -> str:
+    """Answer the oldest question of a task to its owner, or the one that the metadata of the message names."""
+    seen = await visit.read(task_id)
+    if sent.context_id not in (None, seen.context_id):
+        raise A2AError("INVALID_PARAMS", f"task {task_id} belongs to another context", "message.contextId")
+    key, action = sent.metadata.get(view.QUESTION_KEY, sent.metadata.get("key")), sent.metadata.get("action", "accept")
+    asked = [question for question in seen.questions if question.key == key] if key is not None else seen.open
+    if not asked:
+        raise A2AError("UNSUPPORTED_OPERATION", f"task {task_id} is {seen.state} and has no open question; a message "
+                       "without taskId begins another task", taskId=task_id)
+    content = read_content(asked[0], sent) if action == "accept" else None
+    try:
+        await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
+    except errors.GateError as refusal:
+        raise translate(refusal, task_id) from None
+    return task_id
+
+
+def read_content(question: Any, sent: Sent) -> Any:
+    """Return the content of an answer: a data part, or words in the only text member that the schema has."""
+    for part in sent.parts:
+        if "data" in part:
+            return part["data"]
+    if question.state != "open":        # its schema is gone: the same words are the same answer
+        first = decode_json(bytes(question.content))
+        same = first == sent.text or (isinstance(first, dict) and list(first.values()) == [sent.text])
+        return first if same else {"text": sent.text}
+    schema = decode_json(bytes(question.schema)) or {}
+    if schema.get("type") == "string":
+        return sent.text
+    match list((schema.get("properties") or {}).items()):
+        case [(name, {"type": "string"})]:
+            return {name: sent.text}
+    return {"text": sent.text}
+
+
+# Tasks.
+
+
+async def get_task(visit: Visit, params: Params) -> dict[str, Any]:
+    """Show a task."""
+    history = requests.take_integer(params, "historyLength", 0)
+    return view.show_task(await visit.read(requests.require_id(params)), history)
+
+
+async def cancel_task(visit: Visit, params: Params) -> dict[str, Any]:
+    """Cancel a task; what it has asked is discharged with it."""
+    visit.permit("cancel_task", "get_task")
+    task_id = requests.require_id(params)
+    seen = await visit.read(task_id)
+    try:
+        ended = seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=task_id)).ok
+    except errors.GateError as refusal:
+        raise translate(refusal, task_id) from None
+    if ended:
+        raise A2AError("TASK_NOT_CANCELABLE", f"task {task_id} has ended before", taskId=task_id)
+    return view.show_task(await visit.read(task_id))
+
+
+async def list_tasks(visit: Visit, params: Params) -> dict[str, Any]:
+    """List the tasks of this agent that the caller may read, the last change first.
+
+    The gate lists by creation: of more than MOST_LISTED tasks those are left out that were created first.
+    """
+    size = requests.take_integer(params, "pageSize", 1, 100) or 50
+    history = requests.take_integer(params, "historyLength", 0)
+    artifacts = requests.take_flag(params, "includeArtifacts")
+    matches, place = read_filters(params), read_page_token(params)
+    try:
+        chosen = [seen for seen in [await visit.look(record) for record in await find_records(visit, params)]
+                  if matches(seen)]
+    except errors.GateError as refusal:
+        raise translate(refusal) from None
+    chosen.sort(key=find_place, reverse=True)
+    page = [seen for seen in chosen if place is None or find_place(seen) < place]
+    shown, more = page[:size], len(page) > size
+    return {"tasks": [view.show_task(seen, history, artifacts) for seen in shown],
+            "nextPageToken": "~".join(find_place(shown[-1])) if more else "", "pageSize": size,
+            "totalSize": len(chosen)}
+
+
+async def find_records(visit: Visit, params: Params) -> list[wire.TaskRecord]:
+    """Return the tasks of this agent that the caller may read, the newest first, of the context that is asked for."""
+    context, records = requests.take_text(params, "contextId"), list[wire.TaskRecord]()
+    cursor = dict[str, str]()
+    for _ in range(MOST_LISTED // TASKS_PER_PAGE):
+        reply = await visit.perform("list_tasks", type=visit.agent, limit=TASKS_PER_PAGE, **cursor)
+        records += [record for record in reply.tasks
+                    if context in (None, record.created_by.instance_id or record.task_id)]
+        if reply.next_cursor is None:
+            break
+        cursor = {"cursor": reply.next_cursor}
+    return records
+
+
+def read_filters(params: Params) -> Callable[[Seen], bool]:
+    """Return what tells whether a task is listed."""
+    state, since = take(params, "status"), take(params, "statusTimestampAfter")
+    if state == "TASK_STATE_UNSPECIFIED":
+        state = None
+    if state is not None and (not isinstance(state, str) or state.removeprefix("TASK_STATE_") not in view.TASK_STATES):
+        raise requests.refuse("status", "the name of a state, such as TASK_STATE_WORKING")
+    try:
+        after = None if since is None else datetime.fromisoformat(since)
+        if after is not None and after.tzinfo is None:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise requests.refuse("statusTimestampAfter", "a time with its zone, such as 2026-11-27T09:00:00Z") from None
+
+    def matches(seen: Seen) -> bool:
+        return (state is None or state == f"TASK_STATE_{seen.state}") and (
+            after is None or seen.record.updated_at >= after)
+    return matches
+
+
+def find_place(seen: Seen) -> tuple[str, str]:
+    """Return the place of a task among others: the time of its last change, then its id."""
+    return seen.record.updated_at.isoformat(timespec="microseconds"), seen.record.task_id
+
+
+def read_page_token(params: Params) -> tuple[str, str] | None:
+    """Return the place behind which a page begins."""
+    if not (token := requests.take_text(params, "pageToken")):
+        return None
+    moment, tilde, task_id = token.partition("~")
+    if not (moment and tilde and task_id):
+        raise requests.refuse("pageToken", "the nextPageToken of the page before")
+    return moment, task_id
+
+
+# What is not there, and the card for those who are known.
+
+
+async def refuse_push(visit: Visit, params: Params) -> dict[str, Any]:
+    """Say that there are no push notifications."""
+    raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
+
+
+async def refuse_stream(visit: Visit, params: Params) -> dict[str, Any]:
+    """Say that there are no streams."""
+    raise A2AError("UNSUPPORTED_OPERATION", NO_STREAM)
+
+
+async def get_card(visit: Visit, params: Params) -> Any:
+    """Show the card, also where it is not public."""
+    return visit.card()
+
+
+class Method(Struct, frozen=True):
+    """A method, and the operation that counts as its call."""
+
+    run: Callable[[Visit, Params], Awaitable[dict[str, Any]]]
+    operation: str
+
+
+METHODS = {
+    "SendMessage": Method(send_message, "create_task"),
+    "SendStreamingMessage": Method(refuse_stream, "create_task"),
+    "GetTask": Method(get_task, "get_task"),
+    "ListTasks": Method(list_tasks, "list_tasks"),
+    "CancelTask": Method(cancel_task, "cancel_task"),
+    "SubscribeToTask": Method(refuse_stream, "get_task"),
+    "CreateTaskPushNotificationConfig": Method(refuse_push, "get_task"),
+    "GetTaskPushNotificationConfig": Method(refuse_push, "get_task"),
+    "ListTaskPushNotificationConfigs": Method(refuse_push, "get_task"),
+    "DeleteTaskPushNotificationConfig": Method(refuse_push, "get_task"),
+    "GetExtendedAgentCard": Method(get_card, "get_task"),
+}

@@ -1,0 +1,224 @@
+"""The face: JSON-RPC and HTTP+JSON of A2A, both over the same methods."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncgate.extras.a2a import cards
+from asyncgate.extras.a2a.calls import METHODS, Method, Params, Visit
+from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
+from asyncgate.parts.faces import http
+from asyncgate.parts.faces.front import JSON_TYPE
+from asyncgate.parts.model import connection, errors, screening
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.trace import find_trace
+
+if TYPE_CHECKING:
+    from asyncgate import Caller
+    from asyncgate.parts.faces.serving import Serving
+
+VERSIONS, VERSION = ("1.0",), b"a2a-version"
+AROUND = 3          # levels of a JSON-RPC request around a message
+A2A_TYPE = (b"content-type", b"application/a2a+json")
+CARD = ".well-known/agent-card.json"
+CARD_SECONDS = 300      # how long a client may keep a card
+NAME, CONFIGS = r"(?P<id>[^/]+)", r"tasks/(?P<taskId>[^/]+)/pushNotificationConfigs"
+# The paths of HTTP+JSON, below the agent and perhaps a tenant; those with a verb before those that a verb would fit.
+PATHS = [(verb, re.compile(path), method) for verb, path, method in (
+    ("POST", "message:send", "SendMessage"), ("POST", "message:stream", "SendStreamingMessage"),
+    ("POST", f"tasks/{NAME}:cancel", "CancelTask"), ("POST", f"tasks/{NAME}:subscribe", "SubscribeToTask"),
+    ("GET", f"tasks/{NAME}:subscribe", "SubscribeToTask"), ("GET", "tasks", "ListTasks"),
+    ("GET", f"tasks/{NAME}", "GetTask"), ("POST", CONFIGS, "CreateTaskPushNotificationConfig"),
+    ("GET", CONFIGS, "ListTaskPushNotificationConfigs"), ("GET", f"{CONFIGS}/{NAME}", "GetTaskPushNotificationConfig"),
+    ("DELETE", f"{CONFIGS}/{NAME}", "DeleteTaskPushNotificationConfig"),
+    ("GET", "extendedAgentCard", "GetExtendedAgentCard"))]
+
+
+class Face:
+    """Everything below /a2a/{agent}."""
+
+    def __init__(self, gate: Serving) -> None:
+        self.gate = gate
+
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
+        """Answer one request."""
+        places = scope["path_params"]
+        agent, rest = places.get("agent", self.gate.settings.a2a.root), places.get("rest", CARD)
+        if rest == CARD:
+            return await self._send_card(scope, send, agent)
+        if rest == "rpc":
+            return await AgentCall(self, scope, receive, agent, is_rpc=True).answer(send)
+        binding, _, path = rest.partition("/")
+        await AgentCall(self, scope, receive, agent, path=path if binding == "v1" else None).answer(send)
+
+    async def _send_card(self, scope: connection.Scope, send: connection.Send, agent: str) -> None:
+        try:
+            self.require_agent(agent)
+            if scope["method"] not in ("GET", "HEAD"):
+                raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}",
+                                              allow=["GET", "HEAD"])
+            if not self.gate.settings.a2a.public_card:
+                await self.gate.guard.resolve(scope, self.gate.operations["get_task"])
+            body = encode_json(self.make_card(scope, agent))
+        except (A2AError, errors.GateError) as refusal:
+            return await self.refuse(scope, send, refusal, None)
+        tag = b'"%s"' % sha256(body).hexdigest()[:32].encode()
+        kept = b"public" if self.gate.settings.a2a.public_card else b"private"
+        more = [(b"etag", tag), (b"cache-control", b"%b, max-age=%d" % (kept, CARD_SECONDS))]
+        known = any(name == b"if-none-match" and tag in value for name, value in scope["headers"])
+        await self.gate.send(send, scope, 304 if known else 200, b"" if known else body, more, JSON_TYPE)
+
+    def require_agent(self, agent: str) -> None:
+        """Refuse an agent that is not offered."""
+        if agent not in self.gate.settings.a2a.agents:
+            raise A2AError("METHOD_NOT_FOUND", f"this gate offers no agent {agent}; the setting a2a.agents names those "
+                           "that it offers")
+
+    def make_card(self, scope: connection.Scope, agent: str) -> dict[str, Any]:
+        """Return the card of an agent, with absolute addresses."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost").decode("latin-1")
+        base = self.gate.settings.public_url.rstrip("/") or f"{scope['scheme']}://{host}{scope.get('root_path', '')}"
+        address = f"{base}/a2a/{quote(agent, safe='')}"
+        return cards.make_card(agent, address, cards.Described(), self.gate.settings.a2a.modes)
+
+    async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError | errors.GateError,
+                     id: Any, is_rpc: bool = False) -> None:
+        """Answer with a refusal."""
+        no = translate(refusal) if isinstance(refusal, errors.GateError) else refusal
+        more = list[tuple[bytes, bytes]]()
+        if no.cause is not None:
+            more = list(self.gate.describe_refusal(scope, no.cause))
+        if is_rpc:
+            status = no.kind.status if no.kind.status in TOLD_BY_STATUS else 200
+            body = encode_json({"jsonrpc": "2.0", "id": id, "error": no.to_rpc()})
+        else:
+            status, body = no.kind.status, encode_json(no.to_http())
+        await self.gate.send(send, scope, status, body, more, JSON_TYPE)
+
+
+class AgentCall:
+    """One call over one of the bindings."""
+
+    def __init__(self, face: Face, scope: connection.Scope, receive: connection.Receive, agent: str, *,
+                 is_rpc: bool = False, path: str | None = None) -> None:
+        self.face, self.gate, self.scope, self.receive, self.agent = face, face.gate, scope, receive, agent
+        self.is_rpc, self.path, self.name = is_rpc, path, "other"
+        self.id: str | int | None = None        # of the request, in JSON-RPC
+
+    async def answer(self, send: connection.Send) -> None:
+        """Answer the request."""
+        begun, refusal = perf_counter(), None
+        try:
+            reply = await self._perform()
+        except (A2AError, errors.GateError) as refused:
+            refusal = translate(refused) if isinstance(refused, errors.GateError) else refused.with_traceback(None)
+        except asyncio.CancelledError:
+            return      # the client has disconnected, which ends nothing
+        except Exception as bug:
+            refusal = translate(errors.log_fault(self.scope["path"], bug))
+        cause = refusal.cause if refusal is not None else None
+        if cause is not None:
+            self.gate.guard.refused(self.scope, cause, None)
+        if self.gate.meter is not None:
+            self.gate.meter.note_call("a2a", self.name, begun, None, cause)
+        if refusal is not None:
+            return await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc)
+        shown = {"jsonrpc": "2.0", "id": self.id, "result": reply} if self.is_rpc else reply
+        await self.gate.send(send, self.scope, 200, encode_json(shown), (), JSON_TYPE if self.is_rpc else A2A_TYPE)
+
+    async def _perform(self) -> Any:
+        """Let in, read and carry out a call: who asks is judged first, then the size, and the content last."""
+        self.face.require_agent(self.agent)
+        caller = await self.gate.guard.resolve(self.scope)
+        method, params = await (self._read_rpc() if self.is_rpc else self._read_http())
+        op = self.gate.operations[method.operation]
+        self.name = op.name
+        await self.gate.guard.meter(self.scope, caller, op)
+        self.gate.engine.permit(op, caller)
+        self._check_tenants(caller, params)
+        if op.takes.creates and (trace := find_trace(self.scope["headers"])):
+            caller = replace(caller, trace=trace)
+        visit = Visit(self.gate, self.agent, caller, self._read_key(),
+                      lambda: self.face.make_card(self.scope, self.agent))
+        run: Callable[[Visit, Params], Awaitable[Any]] = method.run
+        return await http.run_while_connected(run(visit, params), self.receive)
+
+    def _check_tenants(self, caller: Caller, params: Params) -> None:
+        query = http.read_query(self.scope["query_string"])
+        named = http.read_claimed_tenants(query, self.scope["headers"])
+        for tenant in [*named, params.get("tenant")]:
+            if tenant:
+                self.gate.engine.check_tenant(caller, str(tenant))
+
+    def _read_key(self) -> str | None:
+        keys = {value.strip().decode("latin-1") for name, value in self.scope["headers"] if name == b"idempotency-key"}
+        if len(keys) > 1 or any(not 0 < len(key) <= 1000 for key in keys):
+            raise A2AError("INVALID_REQUEST", "Idempotency-Key must be one text of 1 to 1000 characters")
+        return next(iter(keys), None)
+
+    def _check_version(self) -> None:
+        """Refuse another version of the protocol; without one the name of the method tells it."""
+        named = next((value.decode("latin-1") for name, value in self.scope["headers"] if name == VERSION), None)
+        named = named or http.read_query(self.scope["query_string"]).get("A2A-Version")
+        if named and ".".join(named.strip().split(".")[:2]) not in VERSIONS:
+            raise A2AError("VERSION_NOT_SUPPORTED", f"this gate speaks A2A {', '.join(VERSIONS)}, not {named[:20]}",
+                           supported=", ".join(VERSIONS))
+
+    async def _read_rpc(self) -> tuple[Method, Params]:
+        if self.scope["method"] != "POST":
+            raise errors.MethodNotAllowed("JSON-RPC is called with POST", allow=["POST"])
+        request = await self._read_body()
+        if not isinstance(request, dict) or request.get("jsonrpc") != "2.0" or not isinstance(
+                name := request.get("method"), str):
+            raise A2AError("INVALID_REQUEST", "the body must be one JSON-RPC 2.0 request")
+        id = request.get("id")
+        if isinstance(id, bool) or not isinstance(id, str | int | None):
+            raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
+        self.id = id
+        self._check_version()
+        if (method := METHODS.get(name)) is None:
+            raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
+        params = request.get("params", {})
+        if not isinstance(params, dict):
+            raise A2AError("INVALID_PARAMS", "params must be an object", "params")
+        return method, params
+
+    async def _read_http(self) -> tuple[Method, Params]:
+        self._check_version()
+        method, places = self._find_method()
+        query: dict[str, Any] = dict(http.read_query(self.scope["query_string"]))
+        if self.scope["method"] == "POST":
+            body = await self._read_body(empty={})
+            if not isinstance(body, dict):
+                raise A2AError("INVALID_PARAMS", "the body must be an object", "body")
+            query = {**query, **body}
+        return method, {**query, **places}
+
+    def _find_method(self) -> tuple[Method, dict[str, str]]:
+        """Return the method of a path; a tenant may stand before it."""
+        tenant, _, behind = (self.path or "").partition("/")
+        for verb, pattern, name in PATHS:
+            for path, more in ((self.path or "", {}), (behind, {"tenant": tenant})):
+                if verb == self.scope["method"] and (fit := pattern.fullmatch(path)):
+                    return METHODS[name], {**more, **fit.groupdict()}
+        raise A2AError("METHOD_NOT_FOUND", f"A2A has no {self.scope['method']} {self.scope['path'][:200]}")
+
+    async def _read_body(self, empty: Any = None) -> Any:
+        settings = self.gate.settings
+        body = await http.read_body(self.scope, self.receive, settings)
+        if not body and empty is not None:
+            return empty
+        try:
+            await screening.screen_body(body, settings.max_request_values, around=AROUND)
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise A2AError("PARSE_ERROR", "the body is not JSON") from None

@@ -1,0 +1,1 @@
+"""The tests of A2A."""
