@@ -50,14 +50,14 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 7_130,
+    "backends": 7_160,
     "bench": 1_830,
     "clients": 3_780,
     "commands": 7_900,
     "conformance": 19_150,
     "extras/a2a": 1_150,
     "extras/ai_worker": 1_300,
-    "extras/asking": 800,
+    "extras/asking": 840,
     "extras/console": 6_970,
     "extras/doctor": 1_200,
     "extras/journal": 190,

@@ -37,7 +37,7 @@ KNOWS = {
 EXTRAS = {
     "a2a": (*BELOW, "faces", "joint"),
     "ai_worker": ("model", "process", "clients"),
-    "asking": (*BELOW, "clients", "commands", "joint"),
+    "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
     "journal": (*BELOW, "identity", "joint"),

@@ -33,7 +33,7 @@ def find_oldest(sources: Sources) -> Values:
     return {(): 0.0 if since is None else max(sources.engine.backend.now() - since, 0.0)}
 
 
-FAMILIES = (
+QUESTION_FAMILIES = (
     Family("asyncgate_unanswered_tasks", "gauge",
            "Tasks of the whole database that are on hold for an answer, 10,000 at most; looked at every 15 seconds.",
            (), count_waiting),

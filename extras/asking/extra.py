@@ -6,7 +6,7 @@ from asyncgate.parts.extras import Extra
 
 COMMAND = "asyncgate.extras.asking.command"
 EXTRA = Extra(
-    beside=counted.watch, families=counted.FAMILIES,
+    beside=counted.watch, families=counted.QUESTION_FAMILIES,
     extensions=lambda engine: [rules.Asking(engine)], commands={"inbox": COMMAND, "answer": COMMAND}, operations=[
     Operation(rules.request_input, "POST /v1/tasks/{task_id}/inputs", "w A", "tasks:lease", "W", its_task,
               idempotent=True),
