@@ -67,7 +67,7 @@ CEILINGS = {
     "extras/scheduler": 1_280,
     "extras/webhooks": 1_680,
     "parts": 800,
-    "parts/faces": 4_600,
+    "parts/faces": 4_760,
     "parts/identity": 5_520,
     "parts/metrics": 580,
     "parts/model": 7_950,

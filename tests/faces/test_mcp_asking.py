@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import mcp_types as types
 import pytest
 
+from asyncgate.clients.http import AsyncHttp, Http
+from tests.support.patience import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.anyio
+TOKEN = "a-token-for-tests"
 WINDOW = {"type": "object", "properties": {"window": {"type": "string", "enum": ["now", "tonight"]}},
           "required": ["window"]}
 LONG = "Deploy version 7? " + "It has changed in this way, and in that way. " * 60
@@ -54,3 +60,91 @@ async def test_a_model_with_the_default_tools_asks_and_another_sees_the_whole_qu
     assert (question["message"], question["schema"]) == (LONG, WINDOW)
     assert given["open_inputs"] == 0
     assert (task["status"], task["result"]["result"]) == ("succeeded", {"window": "tonight"})
+
+
+# In line.
+
+
+class User:
+    """Who sits before an MCP client, and answers its forms."""
+
+    def __init__(self, *answers: types.ElicitResult) -> None:
+        self.answers, self.asked = [*answers], list[Any]()
+
+    async def __call__(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        """Answer a form."""
+        assert isinstance(params, types.ElicitRequestFormParams)
+        self.asked.append((params.message, params.requested_schema))
+        return self.answers.pop(0)
+
+
+async def work(url: str, *questions: dict[str, Any], keep: bool = False) -> Any:
+    """Lease the one task, ask each of these in turn, and complete the task with the answers."""
+    answers: dict[str, Any] = {}
+    async with AsyncHttp(url, TOKEN) as gate:
+        for number in range(len(questions) + 1):
+            while not (offers := (await gate.call("lease_next", worker_id="w1", wait_seconds=30))["tasks"]):
+                continue
+            held = {"task_id": offers[0]["task_id"], "lease_id": offers[0]["lease_id"], "worker_id": "w1"}
+            answers = {key: {"by": told["by"]["id"], "action": told["action"], "content": told["content"]}
+                       for key, told in offers[0].get("inputs", {}).items()}
+            if number < len(questions):
+                await gate.call("request_input", **held, **questions[number])
+        return await gate.call("complete", **held, result=answers, artifacts=[{"uri": "file:///out"}])
+
+
+async def test_a_client_that_waits_and_can_ask_its_user_is_asked_what_the_task_asks(live: Any, connect: Any) -> None:
+    tonight = types.ElicitResult(action="accept", content={"window": "tonight"})
+    user = User(tonight, types.ElicitResult(action="decline"))
+    asks = {"key": "when", "message": "When?", "schema": WINDOW}, {"key": "tell", "message": "Tell everybody?"}
+    working = asyncio.create_task(work(live.url, *asks))
+
+    async with connect(live, "auto", elicitation_callback=user) as client:
+        result = await client.call_tool("asyncgate.run_task", {
+            "type": "deploy", "payload": 7, "agent_id": "ada", "wait_seconds": 30})
+    await working
+
+    assert [message for message, _ in user.asked] == ["When?", "Tell everybody?"]
+    assert user.asked[0][1] == WINDOW
+    record = result.structured_content
+    assert record["status"] == "succeeded"
+    assert record["result"]["result"] == {
+        "when": {"by": "ada", "action": "accept", "content": {"window": "tonight"}},
+        "tell": {"by": "ada", "action": "decline", "content": None}}
+    with Http(live.url, TOKEN) as rest:
+        assert len(rest.call("list_tasks", agent_id="ada")["tasks"]) == 1     # the repeated call made no other
+        owed = rest.call("list_open_obligations", agent_id="ada")["open_obligations"]
+        assert [row["receipt_type"] for row in owed if row["receipt_type"] == "input.requested"] == []
+
+
+async def test_a_client_that_cannot_ask_waits_as_before(live: Any, connect: Any) -> None:
+    working = asyncio.create_task(work(live.url, {"key": "when", "message": "When?"}))
+    async with connect(live, "auto") as client:
+        made = await client.call_tool("asyncgate.create_task", {"type": "deploy", "payload": 7, "agent_id": "ada"})
+        task_id = made.structured_content["task_id"]
+        async with asyncio.timeout(PATIENCE_SECONDS), AsyncHttp(live.url, TOKEN) as gate:
+            while (await gate.call("get_task", task_id=task_id))["held"] is None:
+                await gate.call("list_open_obligations", agent_id="eve", wait_seconds=0.05)
+            seen = await client.call_tool("asyncgate.get_task", {"task_id": task_id, "wait_seconds": 0.1})
+            await gate.call("answer_input", agent_id="ada", task_id=task_id, key="when", action="cancel")
+    await working
+
+    assert (seen.structured_content["status"], seen.structured_content["held"]) == ("queued", "input_required")
+
+
+async def test_what_somebody_else_is_asked_is_not_asked_of_whoever_waits(live: Any, connect: Any) -> None:
+    user = User()
+    boss = {"kind": "human", "id": "boss"}
+    working = asyncio.create_task(work(live.url, {"key": "when", "message": "When?", "to": boss}))
+    async with connect(live, "auto", elicitation_callback=user) as client, AsyncHttp(live.url, TOKEN) as gate:
+        waiting = asyncio.create_task(client.call_tool("asyncgate.run_task", {
+            "type": "deploy", "payload": 7, "agent_id": "ada", "wait_seconds": 30}))
+        while not (owed := (await gate.call("list_open_obligations", principal_kind="human", principal_id="boss",
+                                            wait_seconds=30))["open_obligations"]):
+            continue
+        await gate.call("answer_input", principal_kind="human", principal_id="boss", task_id=owed[0]["task_id"],
+                        key="when", action="cancel")
+        result = await waiting
+    await working
+
+    assert (user.asked, result.structured_content["status"]) == ([], "succeeded")

@@ -28,13 +28,13 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
 from asyncgate.parts.faces import http
-from asyncgate.parts.faces.mcp import tasks, tools
+from asyncgate.parts.faces.mcp import in_line, tasks, tools
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.faces.mcp.progress import ProgressStream
 from asyncgate.parts.faces.mcp.summaries import limit_page, summarize
 from asyncgate.parts.model import connection, errors, jsonrpc, members, wire
 from asyncgate.parts.model.challenges import lacks_scopes
-from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.content import decode_json, encode_json
 from asyncgate.parts.model.naming import names_nobody
 from asyncgate.parts.model.screening import let_others_run, mark_body
 from asyncgate.parts.model.trace import Trace, find_trace, read_trace
@@ -174,6 +174,7 @@ class Facade:
         self.catalog = make_catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
+        self.can_ask = "list_inputs" in operations      # whether the extra is there
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims,
                                lambda ctx: find_visit(ctx).caller)
         self.manager = StreamableHTTPSessionManager(
@@ -189,7 +190,7 @@ class Facade:
             on_list_tools=self._list)
         server.middleware.clear()       # the SDK's own spans, which cost 10 µs where nobody takes them
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
-        tasks.Tasks(partial(self._do, brief=True)).join(server)
+        tasks.Tasks(partial(self._do, brief=True), self.can_ask).join(server)
         self.library.join(server)
         return server
 
@@ -494,14 +495,36 @@ class Facade:
         ask = visit.call.ask
         if by_handle := isinstance(ask, wire.RunTask) and tasks.wants_handle(ctx):
             ask.wait_seconds = 0.0      # the client polls the handle itself
+        waits = isinstance(ask, wire.RunTask | wire.GetTask) and ask.wait_seconds > 0
         try:
-            reply = await self._perform(visit.call, visit.caller)
+            if waits and self.can_ask and in_line.can_ask(ctx) and self.operations["list_inputs"].fits(visit.caller):
+                reply = await self._wait_in_line(ctx, visit, params)
+            else:
+                reply = await self._perform(visit.call, visit.caller)
         except errors.GateError as refused:
             return COMPLETE | tools.make_refusal_result(refused)
+        if isinstance(reply, dict):
+            return reply
         told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
         if by_handle:
             return tasks.make_handle(reply)
         return COMPLETE | tools.make_result(reply, once=visit.call.brief) | told
+
+    async def _wait_in_line(self, ctx: tasks.Context, visit: Visit,
+                            params: types.CallToolRequestParams) -> bytes | dict[str, Any]:
+        """Carry out a call that waits for a task, and whose client is asked what the task asks."""
+        assert visit.call is not None
+        assert isinstance(visit.call.ask, wire.RunTask | wire.GetTask)
+        ask, task_id, brief = visit.call.ask, params.request_state, visit.call.brief
+        line = in_line.InLine(self.gate.engine, visit.caller, ctx, self._do)
+        seconds, ask.wait_seconds = ask.wait_seconds, 0.0
+        if task_id is None:
+            reply = await self._perform(visit.call, visit.caller)
+            task_id = decode_json(reply)["task_id"]
+        else:       # it is the same call, whose task there is already
+            await line.answer(task_id, in_line.read_responses(params))
+        asked = await line.wait(task_id, seconds)
+        return asked or await self._do(ctx, "get_task", {"task_id": task_id}, brief=brief)
 
     async def _do(self, ctx: tasks.Context, operation: str, fields: dict[str, Any], brief: bool = False) -> bytes:
         """Perform an operation for a request that is not a tool call."""

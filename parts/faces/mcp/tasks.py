@@ -96,11 +96,22 @@ def is_form(schema: Any) -> bool:
     return isinstance(schema, dict) and schema.get("type") == "object"
 
 
+async def answer_all(perform: Callable[..., Awaitable[bytes]], responses: JsonObject) -> None:
+    """Answer what a task asks; what it has never asked is ignored."""
+    for question in _record(await perform("list_inputs"))["inputs"]:
+        if (key := question["key"]) not in responses:
+            continue
+        response = responses[key]
+        if not isinstance(response, dict) or response.get("action") not in get_args(wire.InputAction):
+            raise MCPError(types.INVALID_PARAMS, f"inputResponses.{key} has no action: accept, decline or cancel")
+        await perform("answer_input", key=key, action=response["action"], content=response.get("content"))
+
+
 class Tasks:
     """The three methods of the extension."""
 
-    def __init__(self, perform: Perform) -> None:
-        self.perform = perform
+    def __init__(self, perform: Perform, can_ask: bool) -> None:
+        self.perform, self.can_ask = perform, can_ask       # tasks ask nothing in a gate without that extra
 
     def join(self, server: Server[Any]) -> None:
         """Register the handlers with a server."""
@@ -121,14 +132,9 @@ class Tasks:
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Answer what a task asks; what is answered already, or was never asked, is ignored."""
         await self._task(ctx, params)
-        responses = params.input_responses or {}
-        asked = _record(await self._done(ctx, "list_inputs", params))["inputs"] if responses else []
-        for key in [question["key"] for question in asked if question["key"] in responses]:
-            response = responses[key]
-            if not isinstance(response, dict) or response.get("action") not in get_args(wire.InputAction):
-                raise MCPError(types.INVALID_PARAMS, f"inputResponses.{key} has no action: accept, decline or cancel")
-            given = {"key": key, "action": response["action"], "content": response.get("content")}
-            await self._done(ctx, "answer_input", params, ignored=IGNORED, **given)
+        if params.input_responses and self.can_ask:
+            await answer_all(lambda operation, **more: self._done(ctx, operation, params, ignored=IGNORED, **more),
+                             params.input_responses)
         return {}
 
     async def cancel(self, ctx: Context, params: TaskParams) -> JsonObject:
