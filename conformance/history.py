@@ -148,7 +148,10 @@ class History:
         for event in self.end.events:
             self.skipped[event.task_id] += filter(None, [fences_skipped(event)])
         self.prolonged: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)     # by lease
+        self.freed: defaultdict[str, list[float]] = defaultdict(list)   # when a task was released from a hold
         for event in self.end.events:
+            if event.event_type == "task.hold_released":
+                self.freed[event.task_id].append(event.created_at)
             if event.event_type == "lease.prolonged":
                 told = json.loads(event.payload)
                 self.prolonged[told["lease_id"]].append((event.created_at, seconds(told["expires_at"])))
@@ -436,8 +439,7 @@ class History:
         """A parked task is leased to nobody before its time, unless it was on hold and released; parks are counted."""
         for task in self.end.tasks.values():
             until, parked, count = 0.0, 0.0, 0
-            freed = [event.created_at for event in self.end.events
-                     if (event.task_id, event.event_type) == (task.task_id, "task.hold_released")]
+            freed = self.freed[task.task_id]
             for receipt in self.end.chains.get(task.task_id, ()):
                 told = body(receipt) if receipt.receipt_type == "lease.expired" else {}
                 if receipt.receipt_type == "task.accepted" and receipt.created_at < until and not any(
@@ -540,10 +542,8 @@ class History:
                            ends: list[stored.Receipt]) -> Iterator[str]:
         """Check that nobody got the task while its question was open, unless it was released from another hold."""
         until = ends[0].receipt_id if ends else "~"     # which sorts behind all ids
-        released = any(event.event_type == "task.hold_released" for event in self.end.events
-                       if event.task_id == task.task_id)
         for accepted in self.end.of(task.task_id, "task.accepted"):
-            if request.receipt_id < accepted.receipt_id < until and not released:
+            if request.receipt_id < accepted.receipt_id < until and not self.freed[task.task_id]:
                 yield f"task {task.task_id} was leased to {accepted.from_id} while a question of it was open"
 
     def answers(self) -> Iterator[str]:
