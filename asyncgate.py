@@ -268,7 +268,6 @@ STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
 TASKS_AT_ONCE = 16              # that a list reads before it knows how large they are
-RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
 R = TypeVar("R", bound=Struct)
@@ -309,13 +308,6 @@ def place(task: Task) -> tuple[int, str]:
 def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
     """The order in which a claim gets tasks: preferred types, then by their place."""
     return task.type not in (ask.preferred_kinds or ()), *place(task)
-
-
-def fences_skipped(event: Event) -> int:
-    """Return by how much an event raised its task's fence; leases raise it by one each, and are not counted here."""
-    return int(decode_json(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
-
-
 
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
@@ -695,6 +687,9 @@ class Extension:
     def check_new_task(self, work: Work) -> None:
         """Raise to refuse the task that was just added."""
 
+    def check_result(self, work: Work, task: Task, ask: Complete) -> None:
+        """Raise to refuse the result of a task; its lease lives on."""
+
     def check_optional_receipt(self, work: Work, task_id: str) -> None:
         """Raise to refuse the receipt that was just written about a task, which can end without it."""
 
@@ -750,6 +745,9 @@ class Extension:
 
         A caller with `no_new_tasks` gets what repeats a creation, and that refusal for anything new.
         """
+
+    async def before_call(self, op: Operation, caller: Caller, ask: Ask) -> None:
+        """Act on an operation before it is carried out, or raise to refuse it."""
 
     async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Act on an operation that was carried out, before it is answered."""
@@ -841,6 +839,8 @@ class Engine:
         if ask.items and (more := ask.weigh() - 1) > 0:
             for charge in self.on.charge:
                 await charge(caller, op, more)
+        for before_call in self.on.before_call:
+            await before_call(op, caller, ask)
         run = partial(self._carry_out, op, ask)
         reply = await (self.create(caller, ask, run) if ask.creates else run(caller))
         for after_call in self.on.after_call:
@@ -1496,6 +1496,8 @@ class Engine:
                 self._locate_result(work, task, lease, lease.worker, located, receipt_id)
             return answer_success(task := work.require_task(ask.task_id), tells_another(ask.result, task.outcome))
         task, lease = self.require_lease(work, caller, ask)
+        for check_result in self.on.check_result:
+            check_result(work, task, ask)
         located = located or self._find_inline(task, ask)
         if not located and self.settings.locatability == "strict":
             raise NotLocatable(f"task {task.task_id} needs artifacts with a pointer, or a delivery_proof whose "

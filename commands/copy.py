@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
-from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
+from asyncgate import FENCES_SKIPPED, Needs, Work
 from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import encode_json, needs_of
@@ -200,7 +200,8 @@ class TenantCopy:
             raise TargetUsed(f"{COPIED_TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
 
     def _is_of_the_move(self, row: Any) -> bool:
-        return isinstance(row, stored.Event) and row.task_id in self.raised and fences_skipped(row) == FENCES_SKIPPED
+        return (isinstance(row, stored.Event) and row.task_id in self.raised
+                and stored.fences_skipped(row) == FENCES_SKIPPED)
 
     def _remember(self, row: Any) -> None:
         if isinstance(row, stored.Task) and row.status not in stored.TERMINAL:

@@ -361,7 +361,7 @@ def play_part(role: str, *arguments: str) -> None:
         create_tasks()
     else:
         worker = Worker(worker_id=arguments[0], capabilities=SKILLS[arguments[0]], ttl_seconds=TTL_SECONDS, state=None,
-                        drain_seconds=0)
+                        drain_seconds=0, declare=False)
         worker.task("read")(read_document)
         worker.run()
 

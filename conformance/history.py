@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncgate import fences_skipped
 from asyncgate.parts.model import queries, stored, stored_journal
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.walking import walk_rows
@@ -146,7 +145,7 @@ class History:
         self.end, self.final, self.tenant = final.get(tenant, Stored()), final, tenant
         self.skipped: defaultdict[str, list[int]] = defaultdict(list)   # fences skipped by moves, oldest first
         for event in self.end.events:
-            self.skipped[event.task_id] += filter(None, [fences_skipped(event)])
+            self.skipped[event.task_id] += filter(None, [stored.fences_skipped(event)])
         self.prolonged: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)     # by lease
         self.freed: defaultdict[str, list[float]] = defaultdict(list)   # when a task was released from a hold
         for event in self.end.events:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
+from asyncgate import DISCHARGING, TERMINATES, receipt_hash
 from asyncgate.conformance.history import ENDING_RECEIPTS
 from asyncgate.conformance.verify_erasures import find_false_erasure, read_erased
 from asyncgate.parts.identity.audit import find_break, last_pruned
@@ -215,7 +215,7 @@ class Tenant:
         if (facts := self.tasks.get(event.task_id)) is None:
             return self._wrong(f"event {event.event_id} ({event.event_type}) belongs to task {event.task_id}, which "
                                "does not exist")
-        if skipped := fences_skipped(event):
+        if skipped := stored.fences_skipped(event):
             facts.skipped += (skipped,)
 
     def _lease(self, lease: stored.Lease) -> None:

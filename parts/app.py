@@ -30,7 +30,6 @@ from asyncgate.parts.model import errors
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.operating.types import TypeWarnings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
@@ -94,7 +93,6 @@ class Gate(Front):
         engine.extend(self.upkeep)      # before a ledger too: how long that takes is not a silence of the database
         self.service = Service(engine, self.traffic, self.mcp.drain)
         engine.extend(self.service, Changes(engine))
-        engine.extend(TypeWarnings(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         for begin in self.when_opened:
             begin(engine, self.guard)

@@ -9,7 +9,7 @@ from asyncgate.parts import service
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.model import wire
-from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, types, workers
+from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, workers
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin, schedules
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
@@ -42,7 +42,7 @@ AT = [op.name for op in CORE].index("check_terminator")     # operations of sche
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, schedules.REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS,
     *lists.OPERATIONS, *schedules.OPERATIONS, *short_ids.OPERATIONS, *searching.OPERATIONS,
-    *queues.OPERATIONS, *workers.OPERATIONS, *types.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
+    *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
     *admin.OPERATIONS, *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *receipts_admin.OPERATIONS,
     *archive_admin.OPERATIONS, *service.OPERATIONS,
     *(op for extra in find_extras().values() for op in extra.operations))

@@ -52,9 +52,9 @@ CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 7_160,
     "bench": 1_830,
-    "clients": 3_780,
+    "clients": 3_900,
     "commands": 7_900,
-    "conformance": 19_150,
+    "conformance": 19_400,
     "extras/a2a": 1_150,
     "extras/ai_worker": 1_300,
     "extras/asking": 840,
@@ -63,14 +63,15 @@ CEILINGS = {
     "extras/journal": 190,
     "extras/ledger": 7_040,
     "extras/oauth": 5_010,
-    "extras/privacy": 1_985,
+    "extras/privacy": 1_995,
     "extras/scheduler": 1_280,
+    "extras/types": 960,
     "extras/webhooks": 1_680,
     "parts": 800,
-    "parts/faces": 4_760,
+    "parts/faces": 4_810,
     "parts/identity": 5_520,
     "parts/metrics": 580,
-    "parts/model": 7_950,
+    "parts/model": 8_000,
     "parts/operating": 2_200,
     "parts/process": 2_150,
     "parts/receipts": 2_000,
@@ -80,8 +81,8 @@ NAMELESS = {"found": 40, "one": 88, "said": 19}
 CODE = {".cjs", ".css", ".html", ".js", ".py", ".sql"}
 GENERATED = {"clients/operations.py"}
 # What costs start-up time or is optional is imported at its point of use.
-HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "opentelemetry", "prometheus_client", "psycopg",
-         "redis", "rich", "uvicorn", "yaml"]
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "jsonschema", "mcp", "opentelemetry",
+         "prometheus_client", "psycopg", "pydantic_core", "redis", "rich", "uvicorn", "yaml"]
 
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.

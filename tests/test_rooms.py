@@ -45,6 +45,7 @@ EXTRAS = {
     "oauth": (*BELOW, "identity", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),
+    "types": (*BELOW, "identity", "operating", "faces", "joint"),
     "webhooks": (*BELOW, "identity", "joint"),
 }
 KNOWS |= EXTRAS

@@ -84,7 +84,7 @@ class Worker:
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
             ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
             delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True,
-            outage_seconds: float = OUTAGE_SECONDS) -> None:
+            outage_seconds: float = OUTAGE_SECONDS, declare: bool = True) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
@@ -92,6 +92,7 @@ class Worker:
         the length of a lease, renewed at a third of it: a task waits so long at most if its worker dies.
         `outage_seconds`: how long work goes on beyond its lease while the gate is away, which gives that time back.
         `tracebacks`: whether the error of a task tells where in your code it was raised.
+        `declare`: whether the gate learns what your functions take and give, so that it refuses what does not fit.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
@@ -104,7 +105,7 @@ class Worker:
         self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
         self.concurrency = concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
-        self.tracebacks, self.outage_seconds = tracebacks, outage_seconds
+        self.tracebacks, self.outage_seconds, self.declare = tracebacks, outage_seconds, declare
         self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
         self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
@@ -113,16 +114,17 @@ class Worker:
         self.tracing: Tracing | None = None     # if there is a provider of spans when it begins
 
     def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (Exception,),
-             ) -> Callable[[F], F]:
+             description: str | None = None) -> Callable[[F], F]:
         """Register the function for tasks of these types, or of all types if none is named.
 
         The function takes the payload, decoded into its annotated type, and optionally the job.  Its return value is
         the result.  An error of a class in `retry` fails this attempt: by default all but Fail and what can never
         succeed, such as a NameError.  Any other error fails the task.  Raises TypeError if JSON cannot express a type.
+        Agents learn the annotated types and the `description`, which defaults to the docstring's first paragraph.
         """
         def declare(function: F) -> F:
             for type in types or (None,):
-                self.tasks[type] = TaskFunction(function, retry, payload)
+                self.tasks[type] = TaskFunction(function, retry, payload, description)
             return function
         return declare
 
@@ -191,6 +193,9 @@ class Worker:
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
+            if self.declare:        # beside the work: a gate that has not done so yet loads a library for it
+                declaring = asyncio.ensure_future(self._unless(self.stopping, self._insist(self._declare)))
+                declaring.add_done_callback(take_error)
             while not self.stopping.is_set():
                 await self._unless(self.stopping, self._turn())
             await self._drain()
@@ -221,6 +226,17 @@ class Worker:
         for lease in await self._held(resume=True):
             if lease["lease_id"] not in self.jobs:
                 await self._resume(lease)
+
+    async def _declare(self) -> None:
+        """Declare what the functions take and give; a gate that does not want to know it is served all the same."""
+        for type, task in self.tasks.items():
+            if type is not None and task.declaration:
+                try:
+                    await self.gate.call("declare_type", **self.me, type=type, **task.declaration)
+                except http.Refusal as refusal:
+                    if not is_hopeless(refusal):
+                        raise
+                    log.warning("%s: the type %s is not declared: %s", self.worker_id, type, refusal)
 
     async def _held(self, resume: bool) -> list[dict[str, Any]]:
         """Return this worker's leases, except those whose result only waits to be delivered."""

@@ -21,6 +21,7 @@ import msgspec
 from asyncgate.clients.finite import to_json_value
 from asyncgate.clients.values import check_result, make_reader
 from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
+from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge, is_in_loop
 from asyncgate.parts.process.spans import TaskRun
@@ -246,7 +247,8 @@ class Job:
 class TaskFunction:
     """A task function: what it takes, how it runs, which of its errors allow another attempt."""
 
-    def __init__(self, function: Callable[..., Any], retry: tuple[type[BaseException], ...], payload: Any) -> None:
+    def __init__(self, function: Callable[..., Any], retry: tuple[type[BaseException], ...], payload: Any,
+                 description: str | None = None) -> None:
         self.function, self.retry = function, retry
         core = function
         while isinstance(core, functools.partial):
@@ -263,11 +265,13 @@ class TaskFunction:
                             "decorator shows those of its function by functools.wraps")
         self.takes_job = len(names) == 2
         declared = find_annotations(body, names[0].name)
+        takes, gives = declared.get(names[0].name, Any) if payload is None else payload, declared.get("return", Any)
         try:
-            self.read = make_reader(declared.get(names[0].name, Any) if payload is None else payload)
-            check_result(declared.get("return", Any))
+            self.read = make_reader(takes)
+            check_result(gives)
         except TypeError as wrong:
             raise TypeError(f"{function!r} cannot be a task function: {wrong}") from None
+        self.declaration = describe_function(core, takes, Any if gives is Done else gives, description)
 
     def decoded(self, payload: Any) -> Any:
         """Convert the payload into the function's type; raises Fail if that is impossible."""

@@ -331,7 +331,7 @@ def run_worker(
         timeout_seconds: float, quiet: bool, **about: Any) -> None:
     """Run a worker until it is stopped: of a program, or of built-in types, of which one may have other names."""
     start_logging(logging.WARNING if quiet else logging.INFO)
-    worker = Worker(about.pop("url"), **about)
+    worker = Worker(about.pop("url"), declare=False, **about)
     for name in what:
         task = http_get(allow, plain_http, timeout_seconds) if name == "http_get" else BUILT_IN_TASKS[name]
         worker.task(*(types or [name]))(task)

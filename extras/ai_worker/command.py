@@ -51,7 +51,8 @@ def run_ai_worker(path: str, *, types: Sequence[str], capabilities: Sequence[str
     """Run an AI worker until it is stopped; raises ProfileError if its profile is invalid or its tools do not start."""
     start_logging(logging.WARNING if quiet else logging.INFO)
     profile = load_profile(path)
-    executor, worker = Executor(profile), Worker(url, capabilities=[*profile.capabilities, *capabilities], **about)
+    executor = Executor(profile)
+    worker = Worker(url, capabilities=[*profile.capabilities, *capabilities], declare=False, **about)
     hide_credential()       # from the MCP servers that it starts
     for handler in logging.getLogger().handlers:
         handler.addFilter(Discreet(executor.secrets))

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.extras.privacy.whom import Whom
-from asyncgate.parts.model import erased, stored, stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model import erased, stored, stored_oauth, stored_types, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, OF_TASK
 from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
@@ -267,6 +267,16 @@ def erase_delivery(whom: Whom, row: stored_webhooks.WebhookDelivery,
     return None if whom.is_everybody else replace(row, reason=blot_or_none(whom, row.reason))
 
 
+def erase_declared_type(whom: Whom, row: stored_types.DeclaredType,
+                        owned: set[str]) -> stored_types.DeclaredType | None:
+    """Take the name of the principal out of what describes a type."""
+    if whom.is_everybody or whom.is_told(row.type):
+        return None
+    return replace(row, description=whom.blot(row.description),
+                   payload_schema=blot_or_none(whom, row.payload_schema),
+                   result_schema=blot_or_none(whom, row.result_schema))
+
+
 def erase_webhook_head(whom: Whom, row: stored_webhooks.WebhookHead, owned: set[str]) -> stored_webhooks.WebhookHead:
     """Count no endpoints where all have gone."""
     return stored_webhooks.WebhookHead(0) if whom.is_everybody else row
@@ -327,7 +337,7 @@ ERASE_RULES: dict[type[Struct], EraseRule] = {
     stored.Receipt: erase_receipt, stored.Outgoing: erase_outgoing, stored.Entry: erase_entry,
     stored.Lease: erase_lease, stored.Progress: erase_progress, stored.Event: erase_event,
     stored_webhooks.Webhook: erase_webhook, stored_webhooks.WebhookDelivery: erase_delivery,
-    stored_webhooks.WebhookHead: erase_webhook_head,
+    stored_webhooks.WebhookHead: erase_webhook_head, stored_types.DeclaredType: erase_declared_type,
     stored.Schedule: erase_schedule, stored.Bulk: erase_bulk, stored.Pauses: erase_pauses, stored.Key: erase_key,
     stored.Task: erase_task,
     stored.Account: erase_account, stored.Presence: erase_presence, stored_oauth.User: erase_user,

@@ -16,7 +16,7 @@ from asyncgate import Engine, Operation, __version__
 from asyncgate.parts.faces import http, openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.faces.serving import Doorkeeper, Meter
+from asyncgate.parts.faces.serving import Doorkeeper, Meter, TypedTools
 from asyncgate.parts.faces.stream import STREAM, ReceiptStream
 from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.model import connection, errors
@@ -84,6 +84,7 @@ class Front:
         self.settings, self.operations, self.opened = settings, operations, False
         self.meter: Meter | None = None
         self.challenges: Challenges | None = None       # of a gate with an authorization server
+        self.typed_tools: TypedTools | None = None      # of a gate where types are declared
         self.tracing = find_tracing()
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])

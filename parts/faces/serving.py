@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from typing import Any, Protocol
 
+import msgspec
+
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.challenges import Challenges
@@ -59,6 +61,16 @@ class Meter(Protocol):
         """Count a request that was refused before its operation was known, unless that is counted already."""
 
 
+class TypedTools(Protocol):
+    """Knows the tools that stand for declared types: a call of one is `run_task` with its arguments as the payload."""
+
+    async def list_tools(self, caller: Caller) -> list[msgspec.Raw]:
+        """Return the tools that a caller may use, in JSON."""
+
+    async def find_arguments(self, caller: Caller, name: str, arguments: msgspec.Raw) -> msgspec.Raw | None:
+        """Return the arguments of `run_task` that a call of a tool means; None if there is no such tool."""
+
+
 class Serving(Protocol):
     """A running gate, as its faces see it."""
 
@@ -68,6 +80,7 @@ class Serving(Protocol):
     meter: Meter | None         # None: nothing is counted
     tracing: Tracing | None     # None: nobody takes spans
     challenges: Challenges | None       # None: there is no authorization server
+    typed_tools: TypedTools | None      # None: nothing declares types
 
     @property
     def guard(self) -> Doorkeeper:

@@ -89,6 +89,16 @@ class AnswerInvalid(GateError):
     code, status = "answer_invalid", 400
 
 
+class PayloadInvalid(GateError):
+    """The payload does not fit what is declared of its type; `path` says where."""
+    code, status = "payload_invalid", 400
+
+
+class ResultInvalid(GateError):
+    """The result does not fit what is declared of its task's type; `path` says where."""
+    code, status = "result_invalid", 400
+
+
 class Unauthenticated(GateError):
     """The credential is missing, unknown, revoked or expired, or two were sent; WWW-Authenticate says which."""
     code, status, challenge = "unauthenticated", 401, "Bearer"    # no credential was sent
@@ -139,6 +149,11 @@ class ReceiptNotFound(GateError):
 class InputNotFound(GateError):
     """The task has not asked for an input under this key."""
     code, status = "input_not_found", 404
+
+
+class TypeUnknown(GateError):
+    """Nobody has declared this type in the credential's tenant."""
+    code, status = "type_not_found", 404
 
 
 class QueueNotFound(GateError):

@@ -37,3 +37,4 @@ class News(Struct, frozen=True):
     changes: tuple[Change, ...] = ()                        # those that have no receipt, while somebody follows them
     followed: bool = False                                  # whether somebody follows them here
     pauses: bool = False                                    # whether what is paused has changed
+    types: bool = False                                     # whether what is declared of types has changed

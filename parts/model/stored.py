@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model import stored_journal, stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model import stored_journal, stored_oauth, stored_types, stored_webhooks, wire
 from asyncgate.parts.model.cards import (
     CARDS,
     OF_ARCHIVE,
@@ -37,6 +37,7 @@ from asyncgate.parts.model.cards import (
 QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
     {"succeeded", "failed", "canceled"})
 INPUT_REQUIRED = "input_required"       # why a task is on hold that has asked somebody
+RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
 @stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
@@ -227,6 +228,11 @@ class Event(Struct, frozen=True):
     event_type: Plain[str]              # what happened
     payload: Content[Json]              # JSON
     created_at: float                   # when
+
+
+def fences_skipped(event: Event) -> int:
+    """Return by how much an event raised its task's fence; leases raise it by one each, and are not counted here."""
+    return int(msgspec.json.decode(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
 class ScheduleDetails(Struct, frozen=True, omit_defaults=True):
@@ -714,7 +720,8 @@ class Erased(Struct, frozen=True):
 
 
 # A module with further kinds stands here, too.
-KIND_MODULES = [__name__, stored_journal.__name__, stored_oauth.__name__, stored_webhooks.__name__]
+KIND_MODULES = [__name__, stored_journal.__name__, stored_oauth.__name__, stored_types.__name__,
+                stored_webhooks.__name__]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

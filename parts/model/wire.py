@@ -220,7 +220,7 @@ class CreateTask(AsPrincipal, kw_only=True):
 
     example = ({**examples.WORK, "agent_id": "ada", "idempotency_key": "page-a"},
                {"task_id": examples.TASK_ID, "status": "queued"})
-    refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded)
+    refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded, errors.PayloadInvalid)
     creates = True
     kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
     type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
@@ -375,6 +375,16 @@ class AttachArtifacts(TaskAsk, kw_only=True):
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
 
 
+class TypeDeclaration(Struct):
+    """What a worker says of a type that it takes; what is absent stays as it was declared before."""
+
+    description: Annotated[Text | None, says("what such a task does, for agents")] = None
+    payload_schema: Annotated[Raw, says("a JSON schema that each payload must fit", type=["object", "null"])] = field(
+        default_factory=absent)
+    result_schema: Annotated[Raw, says("the same of each result", type=["object", "null"])] = field(
+        default_factory=absent)
+
+
 class LeaseNext(AsWorker, kw_only=True):
     """Lease the next tasks."""
 
@@ -390,6 +400,8 @@ class LeaseNext(AsWorker, kw_only=True):
     wait_seconds: Annotated[Wait, says("seconds to wait for work; clamped to 30")] = 0.0
     claim_id: Annotated[Name | None, says("repeating a claim_id returns the same leases while they are live")] = None
     process: Annotated[Name | None, says("where the worker runs: its host and pid; list_workers shows it")] = None
+    types: Annotated[Annotated[dict[Name, TypeDeclaration], Meta(max_length=64)] | None, says(
+        "declares types of tasks, as declare_type does; once for each process is enough")] = None
 
     def weigh(self) -> int:
         """Return how many leases it may write."""
@@ -470,7 +482,7 @@ class Complete(LeaseAsk, kw_only=True):
     """End a task as succeeded."""
 
     example = ({**examples.HOLDER, **examples.SUMMARY}, {"ok": True, "status": "succeeded"})
-    refusals = (*LeaseAsk.refusals, *OF_ARTIFACTS)
+    refusals = (*LeaseAsk.refusals, *OF_ARTIFACTS, errors.ResultInvalid)
     next_step = "lease_next leases more work. On lease_invalid_or_expired drop the work; do not repeat the call."
     result: Annotated[AnyJson,
                       says("the result, up to 1 MB; default: none")] = field(default_factory=nothing)
@@ -839,6 +851,7 @@ class Ok(Struct, omit_defaults=True):
     obligation: Annotated[Owed | None, says("after a success: open until the location of the result is known")] = None
     next: Annotated[str | None, says("the call that discharges an open obligation")] = None
     result_differs: Annotated[bool, says("the repeated call carried a different result; the first one stands")] = False
+    warnings: Annotated[list[str] | UnsetType, says("such as that a result does not fit its type")] = UNSET
 
 
 class Released(Struct, omit_defaults=True):

@@ -69,31 +69,6 @@ class Workers(Struct):
     cursor: str | None = None
 
 
-class ListTypes(wire.Ask, kw_only=True):
-    """List the types of tasks that somebody serves."""
-
-    filters = True
-    example = ({}, {"types": [{"type": "page.summarize", "capabilities": ["web.read"], "workers": 2,
-                               "asked_at": examples.NOW}]})
-    next_step = "create_task or run_task with one of these types; explain_task tells why a task waits."
-
-
-class ServedType(Struct):
-    """A type that workers ask for, with what they can do; a task of it may require that at most."""
-
-    type: str | None                    # null: any
-    capabilities: list[str]
-    workers: int
-    asked_at: datetime                  # when the last of them asked
-
-
-class ServedTypes(Struct):
-    """The types that somebody serves."""
-
-    columns = "type capabilities workers asked_at"
-    types: list[ServedType]
-
-
 class ExplainTask(wire.TaskAsk, kw_only=True):
     """Tell why a task is not done."""
 

@@ -338,6 +338,8 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
     await w1.report_progress(**under(done), progress=mark)
     await w1.record_step(**under(done), seq=1, name="read", value=mark)
+    await w1.declare_type(type=f"declared-{mark}", description=mark, payload_schema={"title": mark})
+    await gate.as_admin().set_type_policy(on_mismatch="refuse")
     await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
     retried = await gate.leased(payload=mark, max_attempts=3, retry_backoff_seconds=600)
     await w1.fail(**under(retried), error=mark, retryable=True)
@@ -806,7 +808,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
-    "list_types": [{}],
+    "list_types": [{}, {"type": "{type}", "schemas": "true"}],
+    "declare_type": [{"type": "{type}", "description": "x", "payload_schema": {}}],
+    "remove_type": [{"type": "{type}"}],
+    "set_type_policy": [{"on_mismatch": "warn"}],
     "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
     "get_queue": [{"queue_id": "{queue_id}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],

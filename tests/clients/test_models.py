@@ -96,7 +96,7 @@ CONTENT = {"number": 2, "content": "a", "secret": "hidden"}
 async def test_models_are_validated_on_the_way_in_and_dumped_on_the_way_out(
         function: Any, payload: Any, result: Any) -> None:
     async with Gate(port=0) as gate:
-        worker = Worker(gate, "w", state=None)
+        worker = Worker(gate, "w", state=None, declare=False)
         worker.task("t")(function)
 
         task = await run(gate, worker, payload)
@@ -108,7 +108,7 @@ async def test_models_are_validated_on_the_way_in_and_dumped_on_the_way_out(
 
 async def test_a_payload_that_is_not_valid_for_a_model_fails_its_task_and_the_error_does_not_repeat_it() -> None:
     async with Gate(port=0) as gate:
-        worker = Worker(gate, "w", state=None)
+        worker = Worker(gate, "w", state=None, declare=False)
         worker.task("t")(first)
 
         task = await run(gate, worker, [{"number": -4711, "content": "a"}])

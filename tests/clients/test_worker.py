@@ -143,11 +143,11 @@ async def door(gate: AsyncHttp) -> AsyncIterator[Door]:
 
 
 def through(door: Door, state: Path | None = None, **more: Any) -> Worker:
-    return Worker(door.url, "w", token=TOKEN, state=state, **more)
+    return Worker(door.url, "w", token=TOKEN, state=state, declare=False, **more)
 
 
 def made(gate: AsyncHttp, worker_id: str = "w", state: Path | None = None, **more: Any) -> Worker:
-    return Worker(gate.url, worker_id, token=TOKEN, state=state, **more)
+    return Worker(gate.url, worker_id, token=TOKEN, state=state, declare=False, **more)
 
 
 @contextlib.asynccontextmanager

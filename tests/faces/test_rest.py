@@ -108,6 +108,11 @@ class Walk:
             needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"},
                                                  "record_step": {"seq": 1, "name": "fetch", "value": 1}}
             return await self.held() | needed.get(op.name, {})
+        if op.name in ("declare_type", "set_type_policy"):
+            return dict(op.takes.example[0])
+        if op.name == "remove_type":
+            await self.served.post("/v1/types/ocr", {"worker_id": "w1", "description": "Read."})
+            return {"type": "ocr"}
         if op.name == "request_input":
             return await self.held() | {"key": "deploy", "message": "Deploy?"}
         if op.name == "answer_input":

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 Members = dict[str, msgspec.Raw]
 
-HOUR_MS = 3_600_000
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+TYPED_MEANS = "run_task"        # what a call of the tool of a declared type is
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads and turns into models
 STRANGERS_BYTES = 256 * 2**10       # limit for a request without a token in its headers
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
@@ -128,6 +129,7 @@ class JsonRpcMessage(msgspec.Struct):
     name: str = ""
     refusal: errors.GateError | None = None        # the error in its JSON, if any
     standard: bool = False      # whether it is MCP, not the dialect of peers
+    means: str = ""             # the tool that is meant by the name, if it is that of a declared type
 
     @property
     def asks_nothing(self) -> bool:
@@ -279,6 +281,9 @@ class Facade:
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.guard.resolve(scope)
         op = self._called(message) if message else None
+        if message is not None and op is None and message.method == "tools/call":
+            await self._read_type(scope, message, caller)
+            op = self._called(message)
         await self.gate.guard.meter(scope, caller, op)
         if fault := find_fault(body, message):
             return await self._error(scope, send, NULL, jsonrpc.INVALID_MESSAGE, errors.InvalidRequest(fault))
@@ -463,14 +468,27 @@ class Facade:
 
     def _called(self, message: JsonRpcMessage) -> Operation | None:
         """Return the operation that a message calls, if any."""
-        return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
+        return self.catalog.tools.get(message.means or message.name) if message.method == "tools/call" else None
+
+    async def _read_type(self, scope: connection.Scope, message: JsonRpcMessage, caller: Caller) -> None:
+        """Let a call of the tool of a declared type mean run_task."""
+        if (typed := self.gate.typed_tools) is None or tools.TYPES not in tools.read_sets(
+                read_query_of(scope).get("tools")) or not message.arguments_are_an_object:
+            return
+        if (arguments := await typed.find_arguments(caller, message.name, message.arguments)) is not None:
+            message.means, message.params = TYPED_MEANS, {**message.params, "arguments": arguments}
 
     # Handlers of the SDK.
 
     async def _list(self, ctx: tasks.Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         assert ctx.request is not None
         visit = find_visit(ctx)
-        visit.listed = encode_json(self._shown(ctx.request.url.path, visit.caller, visit.query))
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        if self.gate.typed_tools is not None and tools.TYPES in tools.read_sets(visit.query.get("tools")):
+            shown += await self.gate.typed_tools.list_tools(visit.caller)
+            visit.listed = encode_json(shown)
+            return types.ListToolsResult(tools=[], ttl_ms=MINUTE_MS)        # workers declare types meanwhile
+        visit.listed = encode_json(shown)
         return types.ListToolsResult(tools=[])      # `_safe` puts them in
 
     def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[msgspec.Raw]:

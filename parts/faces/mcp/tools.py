@@ -18,20 +18,22 @@ from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
 from asyncgate.parts.model.jsonrpc import TOOL_PREFIX
 
 # The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, for administration, and those that
-# few agents and workers need.
-SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": ""}
+# few agents and workers need; and each declared type as a tool, with those that follow what it has begun.
+SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": "", "types": ""}
 ALL = "all"
+TYPES = "types"
+FOLLOWING = frozenset({"get_task", "cancel_task"})
 RARE = frozenset({
-    "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt", "health",
-    "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps", "pause_schedule",
-    "ready", "record_step", "report_schedule", "resume_schedule", "run_schedule", "search_tasks",
-    "sign_out_everywhere", "withdraw_consent"})
+    "check_terminator", "declare_type", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt",
+    "health", "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps",
+    "pause_schedule", "ready", "record_step", "remove_type", "report_schedule", "resume_schedule", "run_schedule",
+    "search_tasks", "sign_out_everywhere", "withdraw_consent"})
 RARE_FOR_WORKERS = frozenset({"answer_input", "list_inputs", "list_receipts"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
-                            "max_parks", "process", "until", "newest", "resumption_id", "to_id", "to_kind"})
+                            "max_parks", "process", "until", "newest", "resumption_id", "to_id", "to_kind", "types"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument, or only that of an agent or a worker; or
 # brief without it.
@@ -100,13 +102,15 @@ def read_sets(named: str | None, default: str = "delegate,work,admin") -> frozen
     if unknown := wanted - SETS.keys() - {ALL}:
         raise errors.InvalidRequest(
             f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)} and {ALL}")
-    return frozenset(SETS) if ALL in wanted else wanted
+    return frozenset(SETS) - {TYPES} | wanted & {TYPES} if ALL in wanted else wanted
 
 
 def is_in(op: Any, sets: frozenset[str]) -> bool:
     """Whether an operation belongs to one of these sets; what needs a scope of administration belongs to that."""
     if op.name in RARE or op.successor:
         return "more" in sets
+    if op.name in FOLLOWING and TYPES in sets:
+        return True
     everyday = op.scopes - ADMINISTERING or not op.scopes
     users = {"agent", "worker"} & {*op.roles} if everyday else set[str]()
     if op.name in RARE_FOR_WORKERS:
@@ -173,7 +177,8 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
         return {"tenant_id"} if kind else frozenset()
     creators = {"created_by", "tasker_principal"} if issubclass(kind, wire.CreateTask) else set[str]()
     rare = RARE_ARGUMENTS if issubclass(
-        kind, wire.CreateTask | wire.ListTasks | wire.ListReceipts | wire.ReleaseLease) else frozenset[str]()
+        kind, wire.CreateTask | wire.ListTasks | wire.ListReceipts | wire.ReleaseLease | wire.LeaseNext) else frozenset[
+            str]()
     return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators | rare
 
 

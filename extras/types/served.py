@@ -1,4 +1,4 @@
-"""list_types: which types of tasks somebody serves, for those who create tasks; and a warning when nobody serves one.
+"""Which types of tasks somebody serves, and a warning for those who create a task of a type that nobody serves.
 
 A task of a misspelt type waits for ever, and only an administrator may list workers and queues.
 """
@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from asyncgate import Caller, Engine, Extension, Operation
-from asyncgate.parts.model import errors, queries, stored, wire, wire_workers
+from asyncgate import Caller, Engine, Extension
+from asyncgate.extras.types import wire_types
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import needs_of
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.words import say_list
@@ -43,23 +44,15 @@ def holds_json(payload: Raw) -> bool:
         return False
 
 
-async def list_types(engine: Engine, caller: Caller, ask: wire_workers.ListTypes) -> wire_workers.ServedTypes:
-    """List the types of tasks that workers have asked for in the last hour, and what those workers can do.
-
-    A task requires at most the capabilities of one row.  A row without a type takes any.
-    """
-    return wire_workers.ServedTypes(list_served(await read_lately(engine, caller.tenant_id)))
-
-
-def list_served(asked: list[explain.Claimant]) -> list[wire_workers.ServedType]:
+def list_served(asked: list[explain.Claimant]) -> list[wire_types.ServedType]:
     """Return a row for each type and set of capabilities, sorted."""
-    rows: dict[Row, wire_workers.ServedType] = {}
+    rows: dict[Row, wire_types.ServedType] = {}
     for _, claims in asked:
         asked_for: dict[Row, float] = {(type, tuple(claim.capabilities)): claim.at
                                        for claim in claims for type in (*claim.types, *([] if claim.types else [None]))}
         for key, at in asked_for.items():
-            row = rows.setdefault(key, wire_workers.ServedType(key[0], list(key[1]), 0, to_utc(at)))
-            row.workers, row.asked_at = row.workers + 1, max(row.asked_at, to_utc(at))
+            row = rows.setdefault(key, wire_types.ServedType(key[0], list(key[1]), 0, to_utc(at)))
+            row.workers, row.asked_at = row.workers + 1, max(row.asked_at or to_utc(at), to_utc(at))
     return [rows[key] for key in sorted(rows, key=lambda key: (key[0] or "", key[1]))]
 
 
@@ -141,7 +134,3 @@ def describe_unserved(type: str, task_id: str, asked: list[explain.Claimant]) ->
     return (f"no worker that can do this has asked for tasks of type {type} in the last hour{others}: the task waits "
             f"until one does. Next: explain_task with task_id {task_id}; list_types shows what is served.")
 
-
-OPERATIONS = [
-    Operation(list_types, "GET /v1/types", "a A", "tasks:read", "R"),
-]
