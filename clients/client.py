@@ -38,8 +38,9 @@ DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addi
 LONG_POLL_SECONDS = 25.0    # how many seconds one call waits for a task to end
 LARGE_REQUEST = 2**20       # bytes; a gate may refuse a larger one before it has read it
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
-NOT_OPEN = "this client is not open; call it inside `async with AsyncGate(...) as gate`"
-FORKED = "this client was opened before this process was forked; open it here, too, in a `with` block of this process"
+NOT_OPEN = "this client is not open; over MCP call it inside `async with AsyncGate(...) as gate`"
+CLOSED = "this client is closed; open() opens it again"
+OTHER_LOOP = "this client is open on another event loop, which runs; make one for each loop, or take a SyncGate"
 # NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
@@ -82,10 +83,29 @@ class Way(Protocol):
         """Call an operation and return its reply, checked; raises Refusal or Unreachable."""
 
 
+class Opening:
+    """Where a client was opened: connections are for one process and one event loop."""
+
+    pid, closed = 0, False
+    loop: asyncio.AbstractEventLoop | None = None
+    tracing: Tracing | None = None      # if there was a provider of spans then
+    inherited: tuple[Any, ...] = ()     # of before a fork: if they were closed here, the parent could lose a connection
+
+    def is_here(self) -> bool:
+        """Whether that was in this process, on this loop; raises RuntimeError if it cannot be opened here by itself."""
+        if self.closed:
+            raise RuntimeError(CLOSED)
+        here = asyncio.get_running_loop()
+        if self.pid == os.getpid() and self.loop is not here and self.loop is not None and not self.loop.is_closed():
+            raise RuntimeError(OTHER_LOOP)
+        return self.pid == os.getpid() and self.loop is here
+
+
 class AsyncGate(operations.AsyncOperations):
     """An asyncio client of a gate: one connection pool, the caller's name, and how long to retry.
 
     `agent_id` or `worker_id` names the caller if the credential does not.  Many asyncio tasks may share one AsyncGate.
+    The first call opens it, `async with` or `aclose` closes it; a program may keep one as long as it runs.
     """
 
     def __init__(
@@ -95,18 +115,31 @@ class AsyncGate(operations.AsyncOperations):
     ) -> None:
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = make_way(via, url, token, transport)
-        self.opened_by = 0      # the process; its connections are not for its children
-        self.tracing: Tracing | None = None     # if there is a provider of spans when the client is opened
+        self.lazy = via == "rest"       # a session of MCP belongs to the asyncio task that opens it
+        self.opening = Opening()        # shared with those that speak as others
+
+    async def open(self) -> Self:
+        """Open the connections now; else the first call does it, also after a fork and on a new event loop."""
+        if self.opening.pid not in (0, os.getpid()):
+            self.opening.inherited += (getattr(self.way, "client", None),)
+        await self.way.__aenter__()
+        self.opening.pid, self.opening.loop = os.getpid(), asyncio.get_running_loop()
+        self.opening.tracing, self.opening.closed = find_tracing(), False
+        return self
+
+    async def aclose(self) -> None:
+        """Close the connections; only `open` opens them again."""
+        await self.__aexit__(None, None, None)
 
     async def __aenter__(self) -> Self:
-        await self.way.__aenter__()
-        self.opened_by, self.tracing = os.getpid(), find_tracing()
-        return self
+        return await self.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self.way.__aexit__(kind, error, at)
+        if self.opening.pid == os.getpid() and not self.opening.closed:
+            await self.way.__aexit__(kind, error, at)
+        self.opening.closed = True
 
     def speaking_as(self, *, agent_id: str | None = None, worker_id: str | None = None) -> Self:
         """Return a client for another caller; it shares this client's connections and closes with this client."""
@@ -180,14 +213,16 @@ class AsyncGate(operations.AsyncOperations):
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call an operation, with retries while they are safe and time is left; return the reply, checked."""
-        if self.opened_by != os.getpid():
-            raise RuntimeError(FORKED if self.opened_by else NOT_OPEN)
-        if self.tracing is None:
+        if not self.opening.is_here():
+            if not self.lazy:
+                raise RuntimeError(NOT_OPEN)
+            await self.open()
+        if (tracing := self.opening.tracing) is None:
             return await self._send(operation, fields)
-        with self.tracing.call(operation, fields) as span:
+        with tracing.call(operation, fields) as span:
             reply = await self._send(operation, fields)
             if operation in PRODUCERS:
-                self.tracing.note_created(span, reply.decoded)
+                tracing.note_created(span, reply.decoded)
             return reply
 
     async def _send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
@@ -345,15 +380,15 @@ class Handle:
         return (await self.task()).progress
 
     async def updates(self) -> AsyncIterator[operations.TaskRecord]:
-        """Yield the task now, and after each change of its status or progress, until it has ended."""
+        """Yield the task now, and after each change of its status, hold or progress, until it has ended."""
         last = None
         while True:
             task = await self.task()
-            if last is None or (task.status, task.progress) != (last.status, last.progress):
+            if (now := (task.status, task.held, task.progress)) != last:
                 yield task
             if task.status in ENDED_STATUSES:
                 return
-            last = task
+            last = now
             await asyncio.sleep(http.SHORT_PAUSE)
 
     async def cancel(self, reason: str | None = None) -> bool:

@@ -35,10 +35,19 @@ class LoopThread(Generic[T]):
         self.opened: Future[T] = Future()
         self.left: Future[None] = Future()
         self.pid = 0        # of the process that has opened it
+        self.entered = False        # by `with`, which will close it
 
     def __enter__(self) -> T:
-        if self.pid == os.getpid() and not self.left.done():
+        with opening.lock:
+            return self._enter()
+
+    def _enter(self) -> T:
+        if self.is_open() and self.entered:
             raise RuntimeError("this client is open already; leave its `with` block before you enter another")
+        self.entered = True
+        return self.opened.result() if self.is_open() else self._start()
+
+    def _start(self) -> T:
         # Made here: of a thread from before a fork, Python says in the child that it has ended.
         self.opened, self.left, self.pid = Future(), Future(), os.getpid()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
@@ -72,14 +81,27 @@ class LoopThread(Generic[T]):
             else:
                 self.opened.set_exception(error)
 
+    def is_open(self) -> bool:
+        """Whether the loop runs in this process."""
+        return self.pid == os.getpid() and not self.left.done()
+
+    def open(self) -> None:
+        """Start the loop if it does not run here: it was never started, or this process was forked since."""
+        with opening.lock:      # another thread may have begun to do so
+            if not self.is_open():
+                self.entered = False
+                self._start()
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the loop and wait for it; an interrupt of the caller cancels the coroutine."""
-        if not self.opened.done() or self.left.done():
+        try:
+            if self.left.done():
+                raise RuntimeError(client.CLOSED)
+            if not self.is_open():
+                self.open()
+        except BaseException:
             work.close()
-            raise RuntimeError("this client is not open; call it inside its `with` block")
-        if self.pid != os.getpid():         # nobody would ever answer
-            work.close()
-            raise RuntimeError(client.FORKED)
+            raise
         call = PendingCall(work)
         try:
             return asyncio.run_coroutine_threadsafe(call.make(), self.loop).result()
@@ -101,6 +123,21 @@ async def first_of(items: AsyncIterator[R]) -> AsyncIterator[R]:
     """Yield the next item, if there is one."""
     with contextlib.suppress(StopAsyncIteration):
         yield await anext(items)
+
+
+class OpeningLock:
+    """A lock that a fork does not inherit locked."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Make the lock anew."""
+        self.lock = threading.Lock()
+
+
+opening = OpeningLock()
 
 
 class PendingCall(Generic[R]):
@@ -126,7 +163,10 @@ class PendingCall(Generic[R]):
 
 
 class SyncGate(operations.SyncOperations):
-    """A blocking client of a gate, with the same methods as AsyncGate."""
+    """A blocking client of a gate, with the same methods as AsyncGate.
+
+    The first call opens it, also in a forked child; `with` or `close` closes it.  A web application keeps one.
+    """
 
     def __init__(
         self, url: str | None = None, token: str | None = None, *, via: Literal["rest", "mcp"] = "rest",
@@ -136,6 +176,18 @@ class SyncGate(operations.SyncOperations):
         self.gate = client.AsyncGate(url, token, via=via, agent_id=agent_id, worker_id=worker_id,
                                      patience_seconds=patience_seconds)
         self.loop_thread: LoopThread[Any] = LoopThread(self.gate)
+
+    def open(self) -> Self:
+        """Open the connections now; else the first call does it."""
+        self.loop_thread.open()
+        return self
+
+    def close(self) -> None:
+        """Close the connections; only `open` opens them again."""
+        if self.loop_thread.is_open():
+            self.loop_thread.__exit__(None, None, None)
+        elif not self.loop_thread.left.done():
+            self.loop_thread.left.set_result(None)
 
     def __enter__(self) -> Self:
         self.loop_thread.__enter__()
@@ -195,7 +247,7 @@ class SyncHandle:
         return self.handle.payload_differs
 
     def updates(self) -> Iterator[operations.TaskRecord]:
-        """Yield the task now, and after each change of its status or progress, until it has ended."""
+        """Yield the task now, and after each change of its status, hold or progress, until it has ended."""
         return self.loop_thread.iterate(self.handle.updates())
 
     def task(self) -> operations.TaskRecord:

@@ -1,4 +1,4 @@
-"""Generate the typed methods of the Python client: `python -m asyncgate.commands.declare`.
+"""Generate the typed methods of the clients: `python -m asyncgate.commands.declare`.
 
 It writes clients/operations.py from the table of operations: an async and a sync method per operation, the replies with
 JSON as plain values, and the types of batch items.  Git ignores it: each build makes it, `pip install -e .` among them,
@@ -276,13 +276,21 @@ def render_file() -> str:
     return HEAD + render_imports(body) + "\n" + SHARED_FIELDS + "\n\n" + body
 
 
-def main() -> None:
-    """Write the file if it changes; other processes may be reading it, so it is replaced as a whole."""
-    text = render_file()
-    if not FILE.exists() or FILE.read_text(encoding="utf-8") != text:
-        fresh = FILE.with_suffix(f".{os.getpid()}")
+def write_generated(file: Path, text: str) -> None:
+    """Write a file if it changes; other processes may be reading it, so it is replaced as a whole."""
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        fresh = file.with_suffix(f".{os.getpid()}")
         fresh.write_text(text, encoding="utf-8")
-        fresh.replace(FILE)
+        fresh.replace(file)
+
+
+def main() -> None:
+    """Write the file of the Python client, and in a checkout that of the npm package."""
+    from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
+
+    write_generated(FILE, render_file())
+    if TYPESCRIPT_FILE.parent.exists():     # an installed gate has no source of the package
+        write_generated(TYPESCRIPT_FILE, render_typescript())
 
 
 if __name__ == "__main__":

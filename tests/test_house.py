@@ -53,7 +53,8 @@ CEILINGS = {
     "backends": 7_160,
     "bench": 1_830,
     "clients": 3_900,
-    "commands": 7_900,
+    "clients/typescript": 2_200,
+    "commands": 8_100,
     "conformance": 19_400,
     "extras/a2a": 1_150,
     "extras/ai_worker": 1_300,
@@ -78,8 +79,8 @@ CEILINGS = {
 }
 # How many values are still called by a word that says nothing of them. These numbers only fall.
 NAMELESS = {"found": 40, "one": 88, "said": 19}
-CODE = {".cjs", ".css", ".html", ".js", ".py", ".sql"}
-GENERATED = {"clients/operations.py"}
+CODE = {".cjs", ".css", ".html", ".js", ".mjs", ".py", ".sql", ".ts"}
+GENERATED = {"clients/operations.py", "clients/typescript/src/operations.ts"}
 # What costs start-up time or is optional is imported at its point of use.
 HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "jsonschema", "mcp", "opentelemetry",
          "prometheus_client", "psycopg", "pydantic_core", "redis", "rich", "uvicorn", "yaml"]
@@ -189,7 +190,8 @@ def lines_of(room: str) -> int:
     """The lines of a room, without those of the rooms within it that have a ceiling of their own."""
     paths = [ROOT / room] if room.endswith(".py") else (ROOT / room).rglob("*")
     within = [ROOT / other for other in CEILINGS if other.startswith(f"{room}/")]
-    code = [path for path in paths if path.suffix in CODE and name_of(path) not in GENERATED
+    code = [path for path in paths if path.suffix in CODE and not {"dist", "node_modules"} & {*path.parts}
+            and name_of(path) not in GENERATED
             and not any(path.is_relative_to(other) for other in within)]
     return sum(path.read_text(encoding="utf-8").count("\n") for path in code)
 

@@ -71,8 +71,8 @@ def copy_sources(folder: Path) -> None:
     folder.mkdir()
     for name in copied_into_the_image():
         if (ROOT / name).is_dir():
-            generated = ("operations.py",) if name == "clients" else ()
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *generated))
+            left_out = ("operations.py", "typescript") if name == "clients" else ()
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
         else:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
@@ -85,7 +85,7 @@ def files_of_wheel(wheel: Path) -> set[str]:
 
 def files_of(*parts: str) -> set[str]:
     paths = (path for part in parts for path in (ROOT / part).rglob("*") if path.is_file())
-    return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
+    return {path.relative_to(ROOT).as_posix() for path in paths if not {"__pycache__", "typescript"} & {*path.parts}}
 
 
 def places(checkout: Path) -> list[str]:

@@ -189,15 +189,9 @@ def test_a_repeated_poll_waits_only_for_what_is_left() -> None:
     assert tries.fields()["wait_seconds"] == 0.0
 
 
-async def test_a_gate_that_is_not_open_says_so() -> None:
+async def test_a_session_of_mcp_is_opened_by_who_uses_it() -> None:
     with pytest.raises(RuntimeError, match="async with"):
-        await AsyncGate("http://localhost").health()
-    with pytest.raises(RuntimeError, match="`with` block"):
-        SyncGate("http://localhost").health()
-    with SyncGate("http://localhost") as closed:
-        pass
-    with pytest.raises(RuntimeError, match="`with` block"):
-        closed.health()
+        await AsyncGate("http://localhost", via="mcp").health()
 
 
 def test_there_is_no_third_way() -> None:

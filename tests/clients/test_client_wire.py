@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -512,20 +510,52 @@ class Shut:
         raise AssertionError("it was never open")
 
 
-def test_a_client_from_before_a_fork_says_so(served: SyncTestGate) -> None:
-    script = '''if True:
-        import os, sys
-        from asyncgate.clients import SyncGate
-        with SyncGate(sys.argv[1], sys.argv[2]) as gate:
-            gate.health()
-            if child := os.fork():
-                sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            try:
-                gate.health()
-            except RuntimeError as refusal:
-                os._exit(0 if "forked" in str(refusal) else 1)
-        '''
-    subprocess.run([sys.executable, "-c", script, served.url, TOKEN], timeout=PATIENCE_SECONDS, check=True)
+def test_the_first_call_opens_a_blocking_client_and_close_closes_it(served: SyncTestGate) -> None:
+    client = SyncGate(served.url, TOKEN)
+    with ThreadPoolExecutor(8) as threads:      # they share one opening
+        assert {status.status for status in threads.map(lambda _: client.health(), range(8))} == {"healthy"}
+    assert [thread.name for thread in threading.enumerate()].count("asyncgate") == 2      # the fixture's and this one's
+    with client:        # which owns it from here on
+        client.health()
+    with pytest.raises(RuntimeError, match=r"is closed; open\(\) opens it again"):
+        client.health()
+    assert client.open().health().status == "healthy"
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        client.speaking_as(agent_id="bob").health()
+
+
+def test_a_blocking_client_that_was_never_used_can_be_closed(served: SyncTestGate) -> None:
+    client = SyncGate(served.url, TOKEN)
+    client.close()
+
+    with pytest.raises(RuntimeError, match="is closed"):
+        client.health()
+
+
+# Nobody closes what ends with its loop.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_asyncio_client_lives_on_one_loop_after_another_but_not_on_two(served: SyncTestGate) -> None:
+    client = AsyncGate(served.url, TOKEN)
+
+    async def use() -> str:
+        other = client.speaking_as(agent_id="bob")
+        statuses = await asyncio.gather(client.health(), other.health())
+        return statuses[0].status
+
+    async def use_twice() -> None:
+        await use()
+        with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match="another event loop"):
+            threads.submit(asyncio.run, use()).result()
+        await client.aclose()
+        with pytest.raises(RuntimeError, match=r"is closed; open\(\)"):
+            await use()
+        async with client:
+            await use()
+
+    assert asyncio.run(use()) == "healthy"
+    asyncio.run(use_twice())
 
 
 async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:

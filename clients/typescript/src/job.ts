@@ -1,0 +1,220 @@
+/** One task of a worker: what its function gets, may return, and may throw. */
+import { AsyncGateError, LeaseInvalid, Refusal, type Conflict } from "./errors.js";
+import type { Me, Pulse } from "./heart.js";
+import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
+import type { Addressee, Input, Offer, OnExpiry } from "./operations.js";
+import type { Gate } from "./gate.js";
+
+/** Return it from a task function that has more than its result. */
+export class Done<Result = unknown> {
+  constructor(readonly result: Result, readonly more: {
+    /** Where the result lies, such as `[{ type: "s3", uri: "s3://…" }]`; default: in the task. */
+    artifacts?: unknown;
+    /** Proof that the result was delivered elsewhere. */
+    deliveryProof?: Record<string, unknown>;
+    /** The result in a few words. */
+    summary?: string;
+  } = {}) {}
+}
+
+/** Throw it: the task has failed, and no other attempt can succeed. */
+export class Fail extends AsyncGateError {
+  constructor(message: string, readonly options: { code?: string; detail?: unknown } = {}) { super(options.code ?? "failed", message); }
+}
+
+/** Throw it: this attempt failed, another may succeed, at the earliest `after` seconds from now. */
+export class Retry extends AsyncGateError {
+  constructor(message = "try again", readonly options: { after?: number; code?: string } = {}) { super(options.code ?? "retry", message); }
+}
+
+/** Throw it, or call job.park: the task is offered again after so many seconds, or at a time; it costs no attempt. */
+export class Park extends AsyncGateError {
+  constructor(readonly options: { after?: number; until?: Date; reason?: string; checkpoint?: unknown }) {
+    super("parked", options.reason ?? "parked");
+    if ((options.after === undefined) === (options.until === undefined)) throw new TypeError("park takes after (seconds) or until (a Date)");
+  }
+}
+
+/** The lease is gone, so the work is another worker's, or nobody's: the reason of job.signal. */
+export class Lost extends AsyncGateError {
+  constructor(readonly reason: string) { super("lost", `the lease is lost (${reason})`); }
+}
+
+/** The next step of a function is not the one that an earlier run recorded under its number. */
+export class StepMismatch extends AsyncGateError {
+  constructor(message: string) { super("step_mismatch", message); }
+}
+
+/** A checkpoint, a report or the value of a step is larger than the gate takes. */
+export class TooLarge extends AsyncGateError {
+  constructor(message: string) { super("too_large", message); }
+}
+
+/** A question to somebody. */
+export interface Question {
+  /** What is asked, for people. */
+  message: string;
+  /** A JSON schema of the answer's content. */
+  schema?: Record<string, unknown>;
+  /** Who is asked; default: the owner of the task. */
+  to?: Addressee;
+  expiresInSeconds?: number;
+  /** What happens if nobody answers in time; default: the task is offered again. */
+  onExpiry?: OnExpiry;
+}
+
+// Ends a function whose task waits for an answer; only the worker sees it.
+export class Asked extends Lost {
+  constructor() { super("input_required"); }
+}
+
+/** A task on lease, as its function sees it. */
+export class Job<Payload = unknown> {
+  readonly taskId: string;
+  readonly type: string;
+  /** How many attempts have failed before this one. */
+  readonly attempt: number;
+  /** What an earlier run has saved last; of any type, so check what you read. */
+  readonly checkpoint: unknown;
+  /** The latest progress of an earlier run. */
+  readonly progress: unknown;
+  /** Aborted when the task is canceled, the lease is lost or the worker stops; pass it to fetch and others. */
+  readonly signal: AbortSignal;
+  readonly #abort = new AbortController();
+  readonly #pulse: Pulse;
+  readonly #gate: Gate;
+  readonly #me: Me;
+  readonly #held: Me & { task_id: string; lease_id: string; fence: number };
+  readonly #mostBytes: number;
+  #report: Record<string, unknown> = {};
+  #saved: unknown;
+  #steps = 0;
+  #recorded: Promise<Map<number, readonly [string, unknown]>> | undefined;
+
+  constructor(readonly payload: Payload, readonly offer: Offer, parts: { gate: Gate; me: Me; pulse: Pulse; mostBytes: number }) {
+    this.taskId = offer.task_id;
+    this.type = offer.type;
+    this.attempt = offer.attempt;
+    this.progress = offer.progress;
+    const before = offer.progress as { checkpoint?: unknown } | null;
+    this.checkpoint = this.#saved = typeof before === "object" && before !== null ? before.checkpoint : undefined;
+    this.signal = this.#abort.signal;
+    this.#pulse = parts.pulse;
+    this.#gate = parts.gate;
+    this.#mostBytes = parts.mostBytes;
+    this.#me = parts.me;
+    this.#held = { ...parts.me, task_id: offer.task_id, lease_id: offer.lease_id, fence: offer.fence };
+    parts.pulse.lost = reason => this.lose(reason);
+  }
+
+  /** The answers to what earlier runs asked, by key. */
+  get inputs(): Readonly<Record<string, Input>> { return this.offer.inputs ?? {}; }
+
+  /** Why the lease is lost; empty while it is not. */
+  get lost(): string { return this.signal.aborted ? (this.signal.reason as Lost).reason : ""; }
+
+  /** Report progress to people. Newer progress replaces older; await it only to know that the gate has it. */
+  report(progress: unknown): Promise<void> {
+    const told = typeof progress === "object" && progress !== null && !Array.isArray(progress) ? progress as Record<string, unknown> : { progress };
+    return this.#tell(told, this.#saved);
+  }
+
+  /** Save a checkpoint from which the next worker goes on if this one dies. Await it to know that the gate has it. */
+  save(checkpoint: unknown): Promise<void> { return this.#tell(this.#report, checkpoint); }
+
+  #tell(report: Record<string, unknown>, checkpoint: unknown): Promise<void> {
+    const sent = (async () => {
+      this.signal.throwIfAborted();
+      await this.#pulse.tell(this.#note(report, checkpoint));
+    })();
+    sent.catch(() => undefined);    // who does not await it learns of a lost lease by the signal
+    return sent;
+  }
+
+  #note(report: Record<string, unknown>, checkpoint: unknown): Record<string, unknown> {
+    const progress = checkpoint === undefined ? report : { ...report, checkpoint };
+    const bytes = new TextEncoder().encode(writeJson(progress, "progress")).length;
+    if (bytes > this.#mostBytes)
+      throw new TooLarge(`report and checkpoint of task ${this.taskId} have ${bytes} bytes, and the gate takes ${this.#mostBytes} (max_progress_bytes): record what is done by job.step, or save a pointer`);
+    this.#report = report;
+    this.#saved = checkpoint;
+    return progress;
+  }
+
+  /**
+   * Do something unless an earlier run of the task has done it: `await job.step("fetch", () => fetchIt())`.
+   *
+   * The gate keeps what each step gave, as JSON; the function must take the same steps in the same order each time. A
+   * worker that dies between a step and its record does that step again.
+   */
+  async step<Value>(name: string, work: () => Value | Promise<Value>): Promise<Value> {
+    const seq = ++this.#steps;
+    this.signal.throwIfAborted();
+    this.#recorded ??= this.#readSteps();
+    const recorded = (await this.#recorded).get(seq);
+    if (recorded && recorded[0] !== name)
+      throw new StepMismatch(`step ${seq} of task ${this.taskId} was recorded as ${JSON.stringify(recorded[0])}, and is ${JSON.stringify(name)} now: a function takes its steps in the same order each time; let the code that began such tasks end them, or cancel them`);
+    if (recorded) return recorded[1] as Value;
+    const text = writeJson(await work(), `step ${name}`), value = JSON.parse(text) as Value;
+    const reply = await this.#insist(() => this.#gate.recordStep({ ...this.#held, seq, name, value }, { signal: this.signal }));
+    return (reply.replayed ? reply.value : value) as Value;
+  }
+
+  async #readSteps(): Promise<Map<number, readonly [string, unknown]>> {
+    const known = new Map<number, readonly [string, unknown]>();
+    if (!this.offer.steps) return known;
+    return await this.#insist(async () => {
+      for await (const step of this.#gate.each("list_steps", { ...this.#me, task_id: this.taskId, limit: 200 }, { signal: this.signal })) known.set(step.seq, [step.name, step.value]);
+      return known;
+    });
+  }
+
+  /**
+   * Ask somebody. The first time this ends the run without a lease; when there is an answer, the task is offered again,
+   * the function runs anew, and this returns the answer at once. Do what must not be done twice in steps before it.
+   */
+  async ask(key: string, question: Question & { checkpoint?: unknown }): Promise<Input> {
+    const known = this.inputs[key];
+    if (known) return known;
+    this.signal.throwIfAborted();
+    const checkpoint = question.checkpoint === undefined ? this.#saved : question.checkpoint;
+    const progress = this.#note(this.#report, checkpoint);
+    const reply = await this.#insist(() => this.#gate.requestInput({
+      ...this.#held, key, message: question.message, schema: question.schema ?? null, to: question.to ?? null,
+      expires_in_seconds: question.expiresInSeconds ?? null, on_expiry: question.onExpiry ?? null,
+      ...(Object.keys(progress).length > 0 && { checkpoint: progress }) }, { signal: this.signal }));
+    if (reply.input) return reply.input;
+    const asked = new Asked();
+    this.#abort.abort(asked);
+    throw asked;
+  }
+
+  /** End this run and let the task be offered again after so many seconds, or at a time; that costs no attempt. */
+  park(options: { after?: number; until?: Date; reason?: string; checkpoint?: unknown }): never { throw new Park(options); }
+
+  /** What release_lease is told to park the task. */
+  makeParking({ options }: Park): Record<string, unknown> {
+    const progress = this.#note(this.#report, options.checkpoint === undefined ? this.#saved : options.checkpoint);
+    return { after_seconds: options.after, until: options.until?.toISOString(), reason: options.reason, ...(Object.keys(progress).length > 0 && { checkpoint: progress }) };
+  }
+
+  /** Stop the work: the lease is gone. */
+  lose(reason: string): void { if (!this.signal.aborted) this.#abort.abort(new Lost(reason)); }
+
+  // Calls until the gate answers, or the lease is lost.
+  async #insist<T>(call: () => Promise<T>): Promise<T> {
+    for (let failures = 1; ; failures++) {
+      this.signal.throwIfAborted();
+      try {
+        return await call();
+      } catch (error) {
+        this.signal.throwIfAborted();
+        if (error instanceof LeaseInvalid) this.lose(error.reason ?? "unknown");
+        else if (error instanceof Refusal && error.code === "step_conflict") throw new StepMismatch((error as Conflict).message);
+        else if (error instanceof Refusal && error.status === 413) throw new TooLarge(`${error.message}, and record that`);
+        else if (!isTemporary(error) || (error instanceof Refusal && error.code === "quota_exceeded")) throw error;
+        await sleep(pauseAfter(failures, 0.5) + (error instanceof Refusal ? error.retryAfter ?? 0 : 0), this.signal);
+      }
+    }
+  }
+}

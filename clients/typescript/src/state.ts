@@ -1,0 +1,149 @@
+/** What a worker keeps on disk: its instance, and the ends that it could not deliver. The only file that needs Node's modules. */
+import { open, mkdir, readFile, readdir, rename, rm, stat, utimes } from "node:fs/promises";
+import { homedir, hostname } from "node:os";
+import { createHash } from "node:crypto";
+import { basename, dirname, join } from "node:path";
+import { MemoryPlace, type Letter } from "./letters.js";
+
+const TOUCH_SECONDS = 20;
+const SILENT_SECONDS = 60;      // after which a place of another host counts as left
+
+/** The folder of one gate's workers; each gate has its own, because letters are for one gate. */
+export function defaultFolder(url: string): string {
+  return join(process.env["XDG_STATE_HOME"] || join(homedir(), ".local", "state"), "asyncgate", fileName(url), "node");
+}
+
+/** The name of this process for people. */
+export function nameProcess(): string { return `${hostname().slice(0, 200)}:${process.pid}`; }
+
+/** Take the first place of a worker that no other process has. */
+export async function takePlace(folder: string, workerId: string): Promise<DiskPlace> {
+  await mkdir(folder, { recursive: true, mode: 0o700 });
+  for (let number = 1; ; number++) {
+    const place = await DiskPlace.take(join(folder, `${fileName(workerId)}.${number}`));
+    if (place) return place;
+  }
+}
+
+/** The state of one worker process. */
+export class DiskPlace extends MemoryPlace {
+  readonly #path: string;
+  readonly #touching: NodeJS.Timeout;
+
+  private constructor(path: string, instanceId: string) {
+    super(instanceId);
+    this.#path = path;
+    this.#touching = setInterval(() => { const moment = new Date(); utimes(`${path}.lock`, moment, moment).catch(() => undefined); }, TOUCH_SECONDS * 1000).unref();
+  }
+
+  /** Take a place, unless another process has it. */
+  static async take(path: string): Promise<DiskPlace | undefined> {
+    if (!await lock(`${path}.lock`)) return undefined;
+    let instanceId = await readFile(path, "utf8").catch(() => "");
+    if (!/^[0-9a-f]{32}$/.test(instanceId)) await replaceFile(path, instanceId = crypto.randomUUID().replaceAll("-", ""));
+    return new DiskPlace(path, instanceId);
+  }
+
+  override async letters(): Promise<Letter[]> {
+    const text = await readFile(`${this.#path}.letters`, "utf8").catch(() => "");
+    const kept = text.split("\n").flatMap(line => { try { return line ? [JSON.parse(line) as Letter] : []; } catch { return []; } });
+    return [...kept, ...await super.letters()];
+  }
+
+  override async keep(letter: Letter): Promise<string> {
+    try {
+      await this.#write([...(await this.letters()).filter(other => !this.unwritten.includes(other)), letter]);
+      return `${this.#path}.letters`;
+    } catch (error) {       // a full disk, say
+      return `${await super.keep(letter)} (${String(error)})`;
+    }
+  }
+
+  override async forget(letter: Letter): Promise<void> {
+    const text = JSON.stringify(letter);
+    if (this.unwritten.includes(letter)) return await super.forget(letter);
+    await this.#write((await this.letters()).filter(other => !this.unwritten.includes(other) && JSON.stringify(other) !== text));
+  }
+
+  // A worker's other places that hold letters and no process.
+  override async *abandoned(): AsyncGenerator<MemoryPlace> {
+    const stem = basename(this.#path).replace(/\.\d+$/, "");
+    for (const name of await readdir(dirname(this.#path))) {
+      const path = join(dirname(this.#path), name.replace(/\.letters$/, ""));
+      if (!name.endsWith(".letters") || path === this.#path || basename(path).replace(/\.\d+$/, "") !== stem) continue;
+      const place = await DiskPlace.take(path);
+      if (!place) continue;
+      try { yield place; } finally { await place.close(); }
+    }
+  }
+
+  override async close(): Promise<void> {
+    clearInterval(this.#touching);
+    await rm(`${this.#path}.lock`, { force: true });
+  }
+
+  async #write(letters: readonly Letter[]): Promise<void> {
+    if (letters.length) await replaceFile(`${this.#path}.letters`, letters.map(letter => JSON.stringify(letter) + "\n").join(""));
+    else await rm(`${this.#path}.letters`, { force: true });
+  }
+}
+
+function fileName(text: string): string {
+  const name = encodeURIComponent(text);
+  return name.length <= 150 ? name : `${name.slice(0, 60)}-${createHash("sha256").update(text).digest("hex").slice(0, 32)}`;
+}
+
+async function replaceFile(path: string, text: string): Promise<void> {
+  const beside = await open(`${path}.new`, "w", 0o600);
+  try {
+    await beside.writeFile(text);
+    await beside.sync();
+  } finally {
+    await beside.close();
+  }
+  await rename(`${path}.new`, path);
+}
+
+interface Holder { host: string; pid: number; began: string }
+
+// Node has no file locks that the system ends, so a lock names its process, and one whose process is gone is taken over.
+async function lock(path: string): Promise<boolean> {
+  const mine: Holder = { host: hostname(), pid: process.pid, began: await readStart(process.pid) };
+  for (let tries = 0; tries < 3; tries++) {
+    try {
+      const file = await open(path, "wx", 0o600);
+      await file.writeFile(JSON.stringify(mine));
+      await file.close();
+      return true;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+    }
+    const text = await readFile(path, "utf8").catch(() => "");
+    if (await isHeld(path, text)) return false;
+    const aside = `${path}.${crypto.randomUUID()}`;
+    await rename(path, aside).catch(() => undefined);
+    if (await readFile(aside, "utf8").catch(() => text) !== text) await rename(aside, path);     // another process was faster
+    await rm(aside, { force: true });
+  }
+  return false;
+}
+
+async function isHeld(path: string, text: string): Promise<boolean> {
+  let holder: Holder | undefined;
+  try { holder = JSON.parse(text) as Holder; } catch { /* it is being written, or its writer was killed */ }
+  const age = await stat(path).then(file => (Date.now() - file.mtimeMs) / 1000, () => Infinity);
+  if (!holder || holder.host !== hostname()) return age < (holder ? SILENT_SECONDS : 2);
+  try {
+    process.kill(holder.pid, 0);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ESRCH") return false;
+  }
+  return holder.began === await readStart(holder.pid);
+}
+
+// When a process began, where the system tells: its number may be another one's by now.
+async function readStart(pid: number): Promise<string> {
+  const text = await readFile(`/proc/${pid}/stat`, "utf8").catch(() => "");
+  const [state, ...fields] = text.slice(text.lastIndexOf(")") + 2).split(" ");
+  return state === "Z" ? "ended" : fields[18] ?? "";
+}

@@ -1,0 +1,115 @@
+"""The npm package as a user installs it: packed, in an empty folder, with Node's test runner and a strict tsc."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate import __version__
+from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
+
+SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
+SOURCE = TYPESCRIPT_FILE.parents[1]
+
+
+def use(package: Any, folder: Path, *names: str) -> Path:
+    """A folder beside the package, with files of the tests and what else they import."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        shutil.copy(SUPPORT / name, folder)
+    modules = folder / "node_modules"
+    modules.mkdir()
+    for path in [*(package.node.folder / "node_modules").iterdir(), package.folder / "node_modules" / "asyncgate"]:
+        if not path.name.startswith("."):
+            (modules / path.name).symlink_to(path)
+    return folder
+
+
+def test_the_generated_file_is_up_to_date() -> None:
+    assert TYPESCRIPT_FILE.read_text() == render_typescript(), "run: python -m asyncgate.commands.declare"
+
+
+def test_the_package_has_the_version_of_the_gate() -> None:
+    assert json.loads((SOURCE / "package.json").read_text())["version"] == __version__
+
+
+def test_only_the_state_of_a_worker_and_the_tests_need_what_only_node_has() -> None:
+    """So a bundler takes the client to a browser or to the edge."""
+    needing = {path.name for path in SOURCE.joinpath("src").glob("*.ts") if re.search(r'from "node:', path.read_text())}
+
+    assert needing == {"state.ts", "testing.ts"}
+    importing = {path.name for path in SOURCE.joinpath("src").glob("*.ts") if 'from "./state.js"' in path.read_text()}
+    assert importing == set()
+
+
+def test_the_tarball_has_the_package_and_nothing_else(package: Any) -> None:
+    packing = ("pack", "--dry-run", "--ignore-scripts", "--json")
+    names = json.loads(package.run("npm", *packing, cwd=package.tarball.parent))
+    paths = {entry["path"] for entry in names[0]["files"]}
+
+    assert {"LICENSE", "README.md", "package.json", "dist/esm/operations.js", "dist/cjs/operations.d.ts"} <= paths
+    assert {path.split("/")[0] for path in paths} == {"LICENSE", "README.md", "package.json", "dist"}
+
+
+def test_it_works_against_a_real_gate(package: Any, tmp_path: Path) -> None:
+    folder = use(package, tmp_path / "user", "package.test.mjs")
+
+    told = package.run("node", "--test", "--test-reporter=tap", "package.test.mjs", cwd=folder)
+
+    assert re.search(r"^# fail 0$", told, re.M)
+    assert re.search(r"^# skipped 0$", told, re.M)
+    assert int(re.search(r"^# pass (\d+)$", told, re.M)[1]) >= 20  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "module", "resolution", "more"), [
+    ("usage.ts", "nodenext", "nodenext", ("--lib", "es2022", "--types", "node,react")),
+    ("usage.ts", "esnext", "bundler", ("--lib", "es2022,dom", "--types", "react")),
+    ("required.ts", "commonjs", "node10", ("--lib", "es2022", "--types", "node")),
+    ("usage_ai.ts", "nodenext", "nodenext", ("--lib", "es2022,dom", "--skipLibCheck"))])
+def test_its_types_hold_for_a_strict_compiler(package: Any, tmp_path: Path, name: str, module: str, resolution: str,
+                                              more: tuple[str, ...]) -> None:
+    folder = use(package, tmp_path / "user", name)
+    (folder / "package.json").write_text(json.dumps({"type": "commonjs" if module == "commonjs" else "module"}))
+
+    package.run("tsc", "--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--target", "es2022",
+                "--module", module, "--moduleResolution", resolution, *more, "--noEmit", name, cwd=folder)
+
+
+def test_the_start_of_its_readme_survives_a_kill(package: Any, live: Any, tmp_path: Path) -> None:
+    """As it stands there, but for the second that each word takes."""
+    folder = use(package, tmp_path / "user")
+    worker, agent, *_ = re.findall(r"```js\n(.*?)```", (SOURCE / "README.md").read_text(), re.S)
+    (folder / "worker.mjs").write_text(worker.replace("1000", "200"))
+    (folder / "agent.mjs").write_text(agent)
+    environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
+                   "XDG_STATE_HOME": str(tmp_path)}
+
+    def start(name: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([package.find("node"), name], cwd=folder, env=environment, stdout=subprocess.PIPE,
+                                text=True)
+
+    with contextlib.ExitStack() as stack:
+        killed, waiting = stack.enter_context(start("worker.mjs")), stack.enter_context(start("agent.mjs"))
+        assert killed.stdout
+        first = [killed.stdout.readline() for _ in range(4)]
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        again = stack.enter_context(start("worker.mjs"))
+        stack.callback(again.kill)
+        result = waiting.communicate()[0]
+        second = stack.enter_context(start("agent.mjs")).communicate()[0]
+        again.terminate()
+        rest = again.communicate()[0].splitlines()
+
+    assert first[:2] == ["to 1\n", "be 2\n"]
+    assert rest[0] in ("to 5", "be 6", "that 7")     # behind what it has saved
+    assert rest[-1] == "question 10"
+    assert result == second == "{ words: 10 }\n"

@@ -1,0 +1,129 @@
+"""The worker of the story in the Python client: argv is its name and, as JSON, its options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from asyncgate.clients import AsyncGate, Done, Fail, Job, Lost, Park, Retry, Worker
+
+NAMES = {"drainSeconds": "drain_seconds", "ttlSeconds": "ttl_seconds"}
+name, options, diary = sys.argv[1:]
+logging.disable()
+told = {NAMES.get(key, key): value for key, value in json.loads(options).items()}
+worker = Worker(worker_id=name, **{"ttl_seconds": 30, **told})
+
+
+def note(*words: Any) -> None:
+    """Leave a line."""
+    with Path(diary).open("a", encoding="utf-8") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
+@worker.task("echo")
+def echo(payload: Any) -> Any:
+    return payload
+
+
+@worker.task("stored")
+def stored(payload: Any) -> Done:
+    return Done({"pages": 3}, artifacts=[{"type": "file", "uri": "file:///x"}], summary="three pages")
+
+
+@worker.task("fail")
+def fail(payload: Any) -> None:
+    raise Fail("no way", code="nope", detail={"page": 3})
+
+
+@worker.task("error")
+def error(payload: Any, job: Job) -> None:
+    note("error", job.attempt)
+    raise RuntimeError("broken")
+
+
+@worker.task("second")
+def second(payload: Any, job: Job) -> int:
+    if job.attempt == 0:
+        raise Retry("not yet", after=0.1, code="later")
+    return job.attempt
+
+
+@worker.task("typed")
+def typed(payload: int) -> int:
+    return payload + 1
+
+
+@worker.task("infinite")
+def infinite(payload: Any) -> float:
+    return float("inf")
+
+
+@worker.task("large")
+def large(payload: Any, job: Job) -> None:
+    job.save("x" * 100_000)
+
+
+@worker.task("progress")
+def progress(payload: Any, job: Job) -> None:
+    job.report({"done": 0.5})
+    job.save({"page": 3})
+    job.flush()
+    note("saved")
+    job.lost.wait()
+    note("lost", job.reason)
+
+
+@worker.task("steps")
+def steps(payload: Any, job: Job) -> list[Any]:
+    first = job.step("first", lambda: note("first") or {"a": 1})
+    if job.attempt == 0:
+        raise Retry("again", after=0)
+    return [first, job.step("second", lambda: note("second"))]
+
+
+@worker.task("mismatch")
+def mismatch(payload: Any, job: Job) -> None:
+    job.step(f"step {job.attempt}", lambda: 1)
+    raise Retry("again", after=0)
+
+
+@worker.task("park")
+def park(payload: Any, job: Job) -> list[Any]:
+    if job.checkpoint is None:
+        raise Park(after=0.2, checkpoint={"seen": 1})
+    return [job.checkpoint, job.attempt]
+
+
+@worker.task("ask")
+async def ask(payload: Any, job: Job) -> list[Any]:
+    if answer := job.offer.get("inputs", {}).get("go"):
+        return [answer["action"], answer["content"]]
+    async with AsyncGate(worker_id=name) as gate:
+        await gate.call("request_input", **worker.me, **job.under, key="go", message="Go on?",
+                        to={"kind": "human", "id": "boss"})
+    raise Lost("input_required")
+
+
+@worker.task("slow")
+async def slow(seconds: float) -> str:
+    note("began")
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+@worker.task("crash")
+async def crash(payload: Any, job: Job) -> list[Any]:
+    done = await job.step("once", lambda: note("once") or "kept")
+    if job.checkpoint is None:
+        job.save({"page": 7})
+        await asyncio.to_thread(job.flush)
+        note("ready")
+        await asyncio.sleep(60)
+    return [done, job.checkpoint, job.attempt, job.fence]
+
+
+worker.run()

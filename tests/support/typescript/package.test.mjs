@@ -1,0 +1,194 @@
+// The installed package against a real gate, by Node's own test runner.
+import assert from "node:assert/strict";
+import { createHmac } from "node:crypto";
+import { createRequire } from "node:module";
+import { once } from "node:events";
+import { createServer } from "node:http";
+import { after, before, describe, it } from "node:test";
+import * as valibot from "valibot";
+import { z } from "zod";
+import { Fail, Forbidden, Gate, InvalidRequest, LeaseInvalid, NotAGate, NotFound, Refusal, TaskFailed, Unauthenticated, Unreachable, WaitTimeout, Worker } from "asyncgate";
+import { aiTool, claudeTool, mastraTool } from "asyncgate/ai";
+import { startGate } from "asyncgate/testing";
+import { verifyWebhook, webhookHandler, WebhookRejected } from "asyncgate/webhooks";
+
+let gate, client, worker, working, runs = 0;
+
+before(async () => {
+  gate = await startGate();
+  client = gate.client();
+  worker = gate.worker({ concurrency: 10, log: () => undefined });
+  worker.task("echo", payload => payload);
+  worker.task("zod", { payload: z.object({ page: z.number(), name: z.string().default("a") }) }, payload => payload);
+  worker.task("valibot", { payload: valibot.object({ page: valibot.number() }) }, payload => payload.page);
+  worker.task("never", { retry: false }, () => { runs += 1; throw new Error("once is enough"); });
+  worker.task("chosen", { retry: error => error.code === "EAGAIN" }, () => { runs += 1; throw Object.assign(new Error("no"), { code: "EPERM" }); });
+  worker.task("waits", (_, job) => new Promise((_, reject) => job.signal.addEventListener("abort", () => reject(job.signal.reason))));
+  worker.task("sees", async (_, job) => { await job.report({ at: 1 }); await job.report({ at: 2 }); return (await client.getTask({ task_id: job.taskId })).progress; });
+  working = worker.serve();
+});
+
+after(async () => {
+  worker.stop();
+  await working;
+  await gate.stop();
+});
+
+describe("the package", () => {
+  it("can be required as CommonJS, which is one module for all its entry points", () => {
+    const require = createRequire(import.meta.url), root = require("asyncgate");
+    assert.equal(typeof root.Gate, "function");
+    assert.ok(new (require("asyncgate/webhooks").WebhookRejected)("x") instanceof root.AsyncGateError);
+  });
+
+  it("has a type for every entry point, and no dependency", async () => {
+    const { default: told } = await import("asyncgate/package.json", { with: { type: "json" } });
+    assert.equal(told.dependencies, undefined);
+    assert.deepEqual(Object.keys(told.exports), [".", "./ai", "./react", "./testing", "./webhooks", "./package.json"]);
+  });
+});
+
+describe("a payload with a schema", () => {
+  it("is what zod makes of it, defaults included", async () => assert.deepEqual(await (await client.submit("zod", { page: 1 })).result(), { page: 1, name: "a" }));
+  it("is what valibot makes of it", async () => assert.equal(await (await client.submit("valibot", { page: 1, more: 2 })).result(), 1));
+  it("fails the task if it is another one, and says where", async () => {
+    await assert.rejects((await client.submit("zod", { page: "x" })).result(), error => {
+      assert.ok(error instanceof TaskFailed);
+      assert.equal(error.error.code, "invalid_payload");
+      assert.match(error.error.message, /page: /);
+      return true;
+    });
+  });
+  it("checks a result, too", async () => {
+    const handle = await client.submit("echo", 7);
+    assert.equal(await handle.result({ schema: z.number() }), 7);
+    await assert.rejects(handle.result({ schema: z.string() }), { name: "SchemaMismatch" });
+  });
+});
+
+describe("a worker", () => {
+  it("lets an error be for good where the task says so", async () => {
+    for (const type of ["never", "chosen"]) {
+      const handle = await client.submit(type, null, { max_attempts: 3, retry_backoff_seconds: 0 });
+      await assert.rejects(handle.result(), TaskFailed);
+    }
+    assert.equal(runs, 2);
+  });
+  it("has told progress that is awaited", async () => assert.deepEqual(await (await client.submit("sees", null)).result(), { at: 2 }));
+  it("that is not one of this gate ends with the gate's words", async () => {
+    const stranger = new Worker({ url: gate.url, key: "wrong", state: null }).task("echo", () => 1);
+    await assert.rejects(stranger.serve(), Unauthenticated);
+  });
+  it("needs a function, and a number of places", async () => {
+    await assert.rejects(new Worker({ url: gate.url, state: null }).serve(), /no function/);
+    assert.throws(() => new Worker({ url: gate.url, concurrency: 0 }), RangeError);
+  });
+});
+
+describe("an error", () => {
+  it("is of a class by its kind, and has a code, its meaning and the next call", async () => {
+    await assert.rejects(client.getTask({ task_id: "unknown" }), error => {
+      assert.ok(error instanceof NotFound && error instanceof Refusal);
+      assert.deepEqual([error.code, error.status, error.next], ["task_not_found", 404, "list_tasks"]);
+      assert.match(error.meaning, /task/i);
+      return true;
+    });
+    await assert.rejects(client.createTask({ type: "", payload: 1 }), InvalidRequest);
+    await assert.rejects(client.renewLease({ lease_id: "none", worker_id: "w" }), error => error instanceof LeaseInvalid && error.next === "lease_next");
+    await assert.rejects(new Gate({ url: gate.url, key: "wrong" }).whoami(), Unauthenticated);
+  });
+  it("says that a credential may not do it", async () => {
+    const { api_key } = await client.issueKey({ name: "w", principal_kind: "worker", principal_id: "w" });
+    await assert.rejects(new Gate({ url: gate.url, key: api_key }).listAudit(), Forbidden);
+  });
+  it("says that nobody is there, or somebody else", async () => {
+    const other = createServer((_, answer) => answer.end('{"ok": true}')).listen(0, "127.0.0.1");
+    await once(other, "listening");
+    const url = `http://127.0.0.1:${other.address().port}`;
+    await assert.rejects(new Gate({ url }).health(), NotAGate);
+    other.close();
+    await assert.rejects(new Gate({ url, patienceSeconds: 0.2 }).health(), error => error instanceof Unreachable && !error.sent);
+  });
+  it("keeps a credential off a plain wire", () => assert.throws(() => new Gate({ url: "http://gate.example.com", key: "k" }), /plain HTTP/));
+  it("says where JSON cannot express a value", async () => {
+    await assert.rejects(client.submit("echo", { a: { n: NaN } }), /n is NaN/);
+    await assert.rejects(client.submit("echo", 1n), /bigint/);
+  });
+});
+
+describe("waiting", () => {
+  it("can be given up, by time and by a signal, and the task goes on", async () => {
+    const handle = await client.submit("waits", null), stop = new AbortController();
+    await assert.rejects(handle.result({ timeoutSeconds: 0.1 }), WaitTimeout);
+    setTimeout(() => stop.abort(new Error("enough")), 100);
+    await assert.rejects(handle.result({ signal: stop.signal }), /enough/);
+    assert.equal(await handle.cancel(), true);
+  });
+});
+
+describe("a tool", () => {
+  const told = { description: "echoes", inputSchema: z.object({ page: z.number() }) };
+  it("of the AI SDK is one task for one call of the model", async () => {
+    const tool = aiTool(client, "echo", told);
+    const results = [await tool.execute({ page: 1 }, { toolCallId: "c1" }), await tool.execute({ page: 1 }, { toolCallId: "c1" })];
+    assert.deepEqual(results, [{ page: 1 }, { page: 1 }]);
+    const keys = [];
+    for await (const task of client.each("list_tasks", { type: "echo" })) keys.push(task.idempotency_key);
+    assert.equal(keys.filter(key => key === "echo:c1").length, 1);
+  });
+  it("of the AI SDK is called by its own loop", async () => {
+    const { generateText, isStepCount, stepCountIs } = await import("ai");
+    const { MockLanguageModelV4 } = await import("ai/test");
+    const usage = { inputTokens: { total: 1, noCache: 1 }, outputTokens: { total: 1, text: 1 } };
+    const say = (content, finishReason) => ({ content, finishReason: { unified: finishReason, raw: finishReason }, usage, warnings: [] });
+    const model = new MockLanguageModelV4({ doGenerate: [
+      say([{ type: "tool-call", toolCallId: "c9", toolName: "scan", input: '{"page": 9}' }], "tool-calls"), say([{ type: "text", text: "done" }], "stop")] });
+    const { steps, text } = await generateText({ model, prompt: "scan page 9", tools: { scan: aiTool(client, "echo", told) }, stopWhen: (isStepCount ?? stepCountIs)(3) });
+    assert.deepEqual(steps[0].toolResults[0].output, { page: 9 });
+    assert.equal(text, "done");
+  });
+  it("of Mastra and of Claude has a name that a model may say", async () => {
+    assert.equal(mastraTool(client, "ocr.scan", told).id, "ocr_scan");
+    assert.deepEqual(await mastraTool(client, "echo", told).execute({ page: 2 }, { agent: { toolCallId: "c2" } }), { page: 2 });
+    assert.deepEqual(await claudeTool(client, "echo", told).handler({ page: 3 }), { content: [{ type: "text", text: '{"page":3}' }] });
+    const failed = await claudeTool(client, "never", told).handler({ page: 3 });
+    assert.equal(failed.isError, true);
+  });
+  it("that is aborted cancels its task if it is told to", async () => {
+    const stop = new AbortController(), tool = aiTool(client, "waits", { ...told, onAbort: "cancel" });
+    setTimeout(() => stop.abort(new Error("the user has left")), 200);
+    await assert.rejects(tool.execute({ page: 1 }, { toolCallId: "c4", abortSignal: stop.signal }), /the user has left/);
+    const tasks = [];
+    for await (const task of client.each("list_tasks", { type: "waits", status: "canceled" })) tasks.push(task.idempotency_key);
+    assert.ok(tasks.includes("waits:c4"));
+  });
+});
+
+describe("a webhook", () => {
+  const secret = `whsec_${Buffer.from("a secret of some bytes").toString("base64")}`;
+  const body = JSON.stringify({ type: "task.completed", timestamp: "2026-01-01T00:00:00Z", data: { task_id: "t" } });
+  const sign = (id, moment, text = body) => ({ "webhook-id": id, "webhook-timestamp": String(moment),
+    "webhook-signature": `v1,${createHmac("sha256", "a secret of some bytes").update(`${id}.${moment}.${text}`).digest("base64")}` });
+  const now = () => Math.floor(Date.now() / 1000);
+
+  it("is verified, with each of several secrets", async () => {
+    const event = await verifyWebhook(body, sign("m1", now()), [`whsec_${btoa("another")}`, secret]);
+    assert.deepEqual([event.id, event.type, event.data.task_id], ["m1", "task.completed", "t"]);
+  });
+  it("is refused if it is forged, old or bare", async () => {
+    await assert.rejects(verifyWebhook(`${body} `, sign("m1", now()), secret), WebhookRejected);
+    await assert.rejects(verifyWebhook(body, sign("m1", now() - 301), secret), /too far from now/);
+    await assert.rejects(verifyWebhook(body, {}, secret), /missing/);
+  });
+  it("of a real gate is handled by a function of requests", async () => {
+    const heard = [], handle = webhookHandler(() => undefined, () => undefined);
+    assert.equal(typeof handle, "function");
+    const receive = webhookHandler(secret, event => { heard.push(event.id); if (event.id === "m3") throw new Error("busy"); });
+    const post = headers => receive(new Request("http://x/", { method: "POST", body, headers }));
+    const log = console.error;
+    console.error = () => undefined;
+    assert.deepEqual([(await post(sign("m2", now()))).status, (await post(sign("m3", now()))).status, (await post(sign("m4", 0))).status], [204, 500, 400]);
+    console.error = log;
+    assert.deepEqual(heard, ["m2", "m3"]);
+  });
+});

@@ -1,0 +1,48 @@
+// What a user writes; it is compiled and not run. A line that must not compile says so.
+import { z } from "zod";
+import { Gate, Handle, Refusal, Worker, type Job, type TaskRecord, type wire } from "asyncgate";
+import { useTask } from "asyncgate/react";
+import { webhookHandler } from "asyncgate/webhooks";
+
+const gate = new Gate({ agentId: "ada" });
+const handle: Handle<string> = await gate.submit<string>("greet", "ada", { key: "a", needs: ["words"], max_attempts: 2 });
+const text: string = await handle.result({ timeoutSeconds: 5 });
+const page: number = await gate.handle<number>(text).result({ schema: z.number() });
+const made: wire.Created = await gate.createTask({ type: "a", payload: null });
+// @ts-expect-error: a task has a payload
+await gate.createTask({ type: "a" });
+// @ts-expect-error: no operation has that name
+await gate.call("create_tusk", {});
+// @ts-expect-error: no status has that name
+await gate.listTasks({ status: "done" });
+for await (const task of gate.each("list_tasks", { status: "queued" })) { const one: TaskRecord = task; void one; }
+for await (const event of gate.stream({ taskId: made.task_id })) if (event.type === "receipt") void event.receipt.receipt_type;
+await handle.answer("go", { content: { when: page } });
+await handle.answer("go", { action: "decline" });
+// @ts-expect-error: an acceptance has a content
+await handle.answer("go", { action: "accept" });
+
+const worker = new Worker({ capabilities: ["ocr"], concurrency: 4 });
+worker.task("ocr", { payload: z.object({ page: z.number() }) }, async (payload, job) => {
+  const number: number = payload.page;
+  const lines: string[] = await job.step("read", async () => [`${number}`]);
+  const answer = await job.ask("ok", { message: "ok?" });
+  if (answer.action !== "accept") return job.park({ after: 60, checkpoint: lines });
+  await fetch("https://example.com", { signal: job.signal });
+  return lines;
+});
+worker.task<string>("plain", (name, job: Job) => name.length + job.attempt);
+// @ts-expect-error: a function is missing
+worker.task("nothing", {});
+
+try { await gate.whoami(); } catch (error) {
+  if (error instanceof Refusal && error.code === "unauthenticated") void (error.retryAfter ?? 0).toFixed();
+}
+
+export const POST: (request: Request) => Promise<Response> = webhookHandler("whsec_", event => event.data.task_id);
+export function View({ id }: { id: string }): string {
+  const { task, result } = useTask<string>(id, {
+    load: async (taskId, signal) => (await fetch(`/tasks/${taskId}`, { signal })).json() as Promise<TaskRecord>,
+    ticket: async taskId => (await fetch(`/tasks/${taskId}/ticket`)).json() as Promise<{ path: string }> });
+  return result ?? task?.status ?? "…";
+}
