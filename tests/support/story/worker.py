@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncgate.clients import AsyncGate, Done, Fail, Job, Lost, Park, Retry, Worker
+from asyncgate.clients import Done, Fail, Job, Park, Retry, Worker
 
 NAMES = {"drainSeconds": "drain_seconds", "ttlSeconds": "ttl_seconds"}
 name, options, diary = sys.argv[1:]
@@ -99,13 +99,9 @@ def park(payload: Any, job: Job) -> list[Any]:
 
 
 @worker.task("ask")
-async def ask(payload: Any, job: Job) -> list[Any]:
-    if answer := job.offer.get("inputs", {}).get("go"):
-        return [answer["action"], answer["content"]]
-    async with AsyncGate(worker_id=name) as gate:
-        await gate.call("request_input", **worker.me, **job.under, key="go", message="Go on?",
-                        to={"kind": "human", "id": "boss"})
-    raise Lost("input_required")
+def ask(payload: Any, job: Job) -> list[Any]:
+    answer = job.ask("go", "Go on?", to="human:boss")
+    return [answer.action, answer.content]
 
 
 @worker.task("slow")
