@@ -57,7 +57,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from itertools import accumulate, islice, takewhile
 from operator import attrgetter
@@ -84,6 +84,8 @@ from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
+from asyncgate.parts.model.limiting import (
+    find_pattern, find_type_limits, lane_of as lane_of, Limiting, read_limits, STOPPED_SECONDS, write_limits)
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
@@ -95,6 +97,7 @@ from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
 from asyncgate.parts.model.quotas import check_kinds
+from asyncgate.parts.model import stored_limits
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
     ACTIVE, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
@@ -113,7 +116,8 @@ from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
-from asyncgate.parts.process.readers import is_awaited, list_announced, list_ended, Readers, wait_until, Wants
+from asyncgate.parts.process.readers import Readers, wait_until, Wants
+from asyncgate.parts.process.telling import news_of
 from asyncgate.parts.process.turns import SliceTurns
 from asyncgate.parts.process.waiting import Waiting
 
@@ -288,13 +292,6 @@ def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, leas
     return sha256(type, (sender.kind, by), (to.kind, reader), task_id, lease_id, schedule_id, parents, Raw(body))
 
 
-@lru_cache(4096)
-def lane_of(type: str, capabilities: frozenset[str]) -> int:
-    """Number a pair of type and capabilities; every process gets the same number without asking a database."""
-    digest = hashlib.sha256(to_canonical((type, sorted(capabilities)))).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
-
-
 def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
     """Whether a worker may be offered such a task: needed capabilities are a subset of its own (spec 7)."""
     return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
@@ -392,7 +389,7 @@ class Work:
         self.tallies: dict[str, int] = {}                               # receipts by task, as far as asked for
         self.records: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}
         # To be saved:
-        self.lanes: dict[int, tuple[str, frozenset[str]]] = {}
+        self.lanes: dict[int, tuple[str, frozenset[str], str | None]] = {}
         self.added: dict[str, Task] = {}
         self.moved: dict[str, Task] = {}
         self.leased: dict[str, Lease] = {}
@@ -410,6 +407,7 @@ class Work:
         self.called: dict[str, int] = {}                                # calls of the tenant, by kind
         self.metered = True                                             # False: rows come with what was counted of them
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.limiting = Limiting(self, self._set)
 
     # What a backend calls.
 
@@ -462,9 +460,12 @@ class Work:
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
         for lane in self.reordered & self.ready.keys():
             self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: place(self.tasks[id])))
-        queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
-                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
-        while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
+        heads_of: list[tuple[int, Callable[[], Task | None]]] = [
+            *[(lane, partial(self._find_head, queue)) for lane, queue in self.ready.items()],
+            *[(lane, queue.find_head) for lane, queue in self.limiting.queues.items()]]
+        finds = [find for lane, find in heads_of if matches(*self.known[lane], ask)
+                 and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
+        while heads := [head for find in finds if (head := find()) is not None]:
             yield min(heads, key=partial(rank, ask))
 
     def _find_head(self, queue: deque[str]) -> Task | None:
@@ -505,12 +506,14 @@ class Work:
     def _ensure_lane(self, task: Task, needed: frozenset[str]) -> None:
         """Ensure that a task's lane exists: an empty lane may be dropped, but not while this batch is decided."""
         if task.lane not in self.known and task.lane not in self.lanes:
-            self._set(self.lanes, task.lane, (task.type, needed))
+            self._set(self.lanes, task.lane, (task.type, needed, find_pattern(task.limits)))
 
     def set_lease(self, lease: Lease) -> None:
         """Store the latest lease of a task, in whatever state."""
         before = self.leases.get(lease.task_id)
-        self.count_usage(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
+        more = (lease.ending == "live") - (before is not None and before.ending == "live")
+        self.count_usage(leases=more)
+        self.limiting.change_lease(self.tasks[lease.task_id], more)
         self._change(self.leases, self.leased, lease.task_id, lease)
         if before is None or before.lease_id != lease.lease_id:
             self._set(self.holders, lease.lease_id, lease.task_id)
@@ -662,7 +665,6 @@ class Work:
 
 T = TypeVar("T", bound=Ask)
 Waits = Any                 # a request with wait_seconds
-MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
 V = TypeVar("V")
 A = TypeVarTuple("A")
@@ -1006,6 +1008,7 @@ class Engine:
         limits, payload = self.settings, bytes(ask.payload) or b"null"
         check_size(payload, limits.max_payload_bytes, "payload")
         value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
+        held_to = write_limits(find_type_limits(limits.type_limits, ask.type) if ask.limits is None else ask.limits)
         if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
             raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
@@ -1016,9 +1019,9 @@ class Engine:
         traced = caller.trace.members if caller.trace else {}       # in no receipt: a trace belongs to one request
         request = (ask.type, payload) if ask.idempotency_key is None else (ask.idempotency_key,)
         task = Task(
-            task_id=work.new_id((creator.kind, creator.id, *request)), lane=lane_of(ask.type, needed), type=ask.type,
-            payload=payload.decode(), payload_pointer=ask.payload_pointer,
-            requirements=bytes(ask.requirements).decode(),
+            task_id=work.new_id((creator.kind, creator.id, *request)), type=ask.type,
+            lane=lane_of(ask.type, needed, find_pattern(held_to)), payload=payload.decode(),
+            payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
             terms=to_canonical({**terms, **session, **traced}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
@@ -1029,11 +1032,12 @@ class Engine:
             created_at=work.now, duty="", idempotency_key=ask.idempotency_key, fingerprint=None,
             asyncgate_instance=self.instance, updated_at=work.now,
             next_eligible_at=work.now + delay if delay > 0 else None,
-            deadline_at=deadline)
+            deadline_at=deadline, limits=held_to)
         digest = hashlib.sha256(to_canonical(value)).hexdigest()
         wanted = parse_json(bytes(ask.requirements), "requirements")
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
-                    "payload_sha256": digest, "payload_bytes": len(payload)}
+                    "payload_sha256": digest, "payload_bytes": len(payload),
+                    **({"limits": dict(read_limits(held_to))} if held_to else {})}
         if ask.idempotency_key is not None:
             terms = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
             task = replace(task, fingerprint=sha256(terms, task.principal_ai, task.priority, task.max_attempts,
@@ -1300,6 +1304,8 @@ class Engine:
 
     async def _claim_once(self, caller: Caller, ask: LeaseNext) -> Offers:
         offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
+        while not offers.tasks and offers.unread:       # the turns that were read are full, and blocked now
+            offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
         self.sightings.note_claim(caller.tenant_id, speaker(caller, ask), ask, offers)
         return offers
 
@@ -1320,7 +1326,9 @@ class Engine:
                 break
         if not offers and full is None:
             full = first_answer(self.on.why_no_task, work, ask)
-        return Offers(offers, UNSET if full is None else [full])
+        reply = Offers(offers, UNSET if full is None else [full])
+        vars(reply)["unread"] = work.limiting.unread
+        return reply
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
@@ -1598,6 +1606,9 @@ class Engine:
         body = {**self._enclose_json("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
         work.set_lease(replace(lease, ending="failed"))
+        if ask.stop_limit is not None:
+            until = work.now + (STOPPED_SECONDS if ask.retry_after_seconds is None else ask.retry_after_seconds)
+            work.limiting.stop(ask.stop_limit, until, task)
         if again:
             return self._retry_task(work, task, lease, ask.retry_after_seconds, body, receipt_id)
         task = work.move_task(task, FAIL, completed_at=work.now, outcome=error.decode())
@@ -2051,23 +2062,6 @@ class Engine:
             await self.backend.record(caller.tenant_id, Archived, receipt_id) is not None)
 
 
-def news_of(work: Work) -> News | None:
-    """Return what other processes must learn about a batch, if anything."""
-    changed = (*work.added.values(), *work.moved.values())
-    queued = [task for task in changed if task.status == "queued" and task.held is None]
-    later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
-    now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
-    ended = list_ended(changed)
-    keys = tuple(key[0] for kind, key in work.kept if kind is Key)
-    account, pauses = (Account, ()) in work.kept, (Pauses, ()) in work.kept
-    if not (queued or ended or keys or account or pauses or work.posted or is_awaited(work.written.values())):
-        return None
-    kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
-    return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
-                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted),
-                receipts=list_announced(work.written.values()), pauses=pauses)
-
-
 # BATCHES ##############################################################################################################
 
 
@@ -2275,6 +2269,13 @@ def its_end(needs: Needs, caller: Caller, ask: LeaseAsk) -> None:
     needs.endings.add((ask.task_id, ask.lease_id))
 
 
+def its_failure(needs: Needs, caller: Caller, ask: Fail) -> None:
+    """Load also the limit that is stopped."""
+    its_end(needs, caller, ask)
+    if ask.stop_limit is not None:
+        needs.records.add((stored_limits.Limit, (ask.stop_limit,)))
+
+
 def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
     """Load the task that the ask names, or the one behind the lease."""
     (needs.tasks if ask.task_id else needs.leases).add(ask.task_id or ask.lease_id)
@@ -2362,8 +2363,8 @@ CORE_OPERATIONS = {op.name: op for op in (
               its_lease, idempotent=True, heartbeat=True),
     Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task,
               heartbeat=True),
-    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
-              ends_leases=True),
+    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_failure,
+              idempotent=True, ends_leases=True),
     Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, list_creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
               of_each(its_task, list_completions), idempotent=True, ends_leases=True),

@@ -41,6 +41,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[str, frozenset[str]]] = {}
+        self.patterns: dict[int, str] = {}             # of those whose tasks have limits
         self.pauses: stored.Pauses | None = None       # as the last batch with claims has loaded them
         self.version = 0                # the sum of the lanes' ids: shows whether another process changed the table
         self._types: defaultdict[str, set[int]] = defaultdict(set)
@@ -49,10 +50,12 @@ class Lanes:
         self._eligible: dict[Any, tuple[wire.LeaseNext, set[int], set[int]]] = {}
         self._cached = 0
 
-    def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
+    def learn(self, lane: int, type: str, capabilities: Iterable[str], pattern: str | None = None) -> None:
         """Add a lane; a no-op if it is known."""
         if lane in self.known:
             return
+        if pattern is not None:
+            self.patterns[lane] = pattern
         needed = frozenset(capabilities)
         self.known[lane] = (type, needed)
         self.version += lane
@@ -68,6 +71,7 @@ class Lanes:
         gone = set(lanes) & self.known.keys()
         for lane in gone:
             type, needed = self.known.pop(lane)
+            self.patterns.pop(lane, None)
             self.version -= lane
             for table, key in ((self._types, type), (self._needing, min(needed, default=""))):
                 table[key].discard(lane)
@@ -80,12 +84,20 @@ class Lanes:
     def groups(self, claims: list[wire.LeaseNext], now: float) -> set[frozenset[int]]:
         """Return sets of lanes such that the claims need only the best tasks of each set, enough for all claims.
 
-        Paused lanes are in none: their tasks would be the best ones, and keep others from being found.
+        Paused lanes are in none: their tasks would be the best ones, and keep others from being found.  So are those
+        with limits: their tasks are read by turns.
         """
-        stopped = self.find_stopped(now)
+        stopped = self.find_stopped(now) | self.patterns.keys()
         groups = {frozenset(group - stopped) for ask in {profile_of(ask): ask for ask in claims}.values()
                   for group in self._groups(ask)}
         return groups - {frozenset()}
+
+    def find_limited(self, claims: list[wire.LeaseNext], now: float) -> list[int]:
+        """Return the lanes with limits that some claim may serve, without those that are paused."""
+        if not self.patterns:       # as in most tenants
+            return []
+        near = {lane for ask in claims for group in self._groups(ask) for lane in group}
+        return sorted(near & self.patterns.keys() - self.find_stopped(now))
 
     def find_stopped(self, now: float) -> frozenset[int]:
         """Return the lanes that are paused."""

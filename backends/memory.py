@@ -47,8 +47,8 @@ class Memory(SqliteTables):
                 raise errors.Refused(str(error)) from error
             raise
         self.known.add(work.tenant_id)
-        for lane, (type, capabilities) in work.lanes.items():
-            self.lanes[work.tenant_id].learn(lane, type, capabilities)
+        for lane, kind in work.lanes.items():
+            self.lanes[work.tenant_id].learn(lane, *kind)
 
     async def alive(self) -> None:
         """Return at once."""

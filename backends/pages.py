@@ -121,6 +121,8 @@ class Pages(ABC):
                 return await self.find_holdings(tenant_id, query)
             case queries.AheadOf():
                 return await self.count_ahead(tenant_id, query)
+            case queries.LimitUse():
+                return [await self.count_limit(tenant_id, query)]
             case queries.InstanceOf():
                 return await self.find_instances(query.instance_id)
             case queries.UnsentOf():
@@ -220,6 +222,10 @@ class Pages(ABC):
     @abstractmethod
     async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
+
+    @abstractmethod
+    async def count_limit(self, tenant_id: str, of: queries.LimitUse) -> tuple[int, int]:
+        """Return how many leases count against a limit, and how many tasks that have it wait."""
 
     async def find_instances(self, instance_id: str) -> list[stored.Instance]:
         """Return what is known of a gate process."""

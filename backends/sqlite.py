@@ -337,8 +337,8 @@ class Sqlite(sqlite_tables.SqliteTables):
             return [(flight.landed, None, error) for flight in flights]
         for work in done:
             self.known.add(work.tenant_id)
-            for lane, (type, capabilities) in work.lanes.items():
-                self.lanes[work.tenant_id].learn(lane, type, capabilities)
+            for lane, kind in work.lanes.items():
+                self.lanes[work.tenant_id].learn(lane, *kind)
         return [(flight.landed, None, None) for flight in flights]
 
     def _begin(self) -> None:

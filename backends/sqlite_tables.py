@@ -21,11 +21,19 @@ from msgspec.structs import astuple
 from asyncgate import Needs, Work
 from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes, Portions
-from asyncgate.parts.model import queries, stored, stored_webhooks, wire
+from asyncgate.parts.model import queries, stored, stored_limits, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.limiting import (
+    MOST_TURNS,
+    SPARE_TURNS,
+    list_names,
+    list_opened,
+    read_limits,
+    read_pattern,
+)
 from asyncgate.parts.model.views import summarize
 
 R = TypeVar("R", bound=Struct)
@@ -102,6 +110,50 @@ IN_QUEUE = """
     WHERE t.tenant_id = ? AND t.lane = ? AND t.status = 'queued' AND t.ready = 1 ORDER BY t.priority DESC, t.task_id
     LIMIT ? OFFSET ?"""
 HEADS = QUEUED_TASK + IN_QUEUE
+TURN_HEADS = f"""
+    SELECT {listed(stored.Task, 't.')}, {listed(stored.Progress, 'p.')}
+    FROM tasks AS t INDEXED BY tasks_turn LEFT JOIN progress AS p USING (tenant_id, task_id)
+    WHERE t.tenant_id = ? AND t.lane = ? AND t.limits = ? AND t.status = 'queued' AND t.ready = 1
+    ORDER BY t.priority DESC, t.task_id LIMIT ?"""
+# A turn that begins again gets no more than its share: it is put level with the one that is next.
+NEXT_SERVED = """coalesce((SELECT min(o.served) FROM turns AS o INDEXED BY turns_open
+                  WHERE o.tenant_id = {tenant} AND o.lane = {lane} AND o.stage = 'open'), 0.0)"""
+OPEN_TURN = f"""
+    INSERT OR ROLLBACK INTO turns (tenant_id, lane, limits, served, stage, blocked_by, blocked_key)
+    SELECT ?1, ?2, ?3, {NEXT_SERVED.format(tenant='?1', lane='?2')}, 'open', '', '' WHERE true
+    ON CONFLICT (tenant_id, lane, limits) DO UPDATE SET stage = 'open', served = max(served, excluded.served)
+    WHERE stage = 'idle'"""
+BEGIN_TURNS = f"""
+    INSERT OR ROLLBACK INTO turns (tenant_id, lane, limits, served, stage, blocked_by, blocked_key)
+    SELECT DISTINCT ?1, CAST(t.lane AS TEXT), t.limits, {NEXT_SERVED.format(tenant='?1', lane='CAST(t.lane AS TEXT)')},
+                    'open', '', ''
+    FROM (SELECT lane, limits FROM tasks INDEXED BY tasks_limited
+          WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND limits IS NOT NULL
+          AND next_eligible_at <= ?2 ORDER BY next_eligible_at LIMIT ?3) AS t WHERE true
+    ON CONFLICT (tenant_id, lane, limits) DO UPDATE SET stage = 'open', served = max(served, excluded.served)
+    WHERE stage = 'idle'"""
+OPEN_TURNS = f"""
+    SELECT {listed(stored_limits.Turn)} FROM turns INDEXED BY turns_open
+    WHERE tenant_id = ? AND lane = ? AND stage = 'open' ORDER BY served, limits LIMIT ?"""
+AGAIN = f"""
+    UPDATE turns SET stage = 'open', until = NULL, blocked_by = '', blocked_key = '',
+        served = max(served, {NEXT_SERVED.format(tenant='?1', lane='turns.lane')})
+    WHERE tenant_id = ?1 AND (lane, limits) IN ("""
+WAKE_TURNS = AGAIN + """
+    SELECT lane, limits FROM turns INDEXED BY turns_blocked
+    WHERE tenant_id = ?1 AND stage = 'blocked' AND blocked_by = ?2 AND blocked_key = ?3 ORDER BY served LIMIT ?4)"""
+WAKE_ALL_TURNS = AGAIN + """
+    SELECT lane, limits FROM turns INDEXED BY turns_blocked
+    WHERE tenant_id = ?1 AND stage = 'blocked' AND blocked_by = ?2)"""
+OPEN_DUE = AGAIN + """
+    SELECT lane, limits FROM turns INDEXED BY turns_until
+    WHERE tenant_id = ?1 AND stage = 'blocked' AND until IS NOT NULL AND until <= ?2 ORDER BY until LIMIT ?3)"""
+COUNT_HOLDS = "SELECT count(*) FROM (SELECT 1 FROM holds WHERE tenant_id = ? AND limit_name = ? LIMIT ?)"
+WAITING_LANES = """
+    SELECT l.pattern, q.queued FROM lanes AS l JOIN queues AS q USING (tenant_id, lane)
+    WHERE l.tenant_id = ? AND l.pattern IS NOT NULL"""
+COUNT_KEY_HOLDS = """
+    SELECT count(*) FROM (SELECT 1 FROM holds WHERE tenant_id = ? AND limit_name = ? AND limit_key = ? LIMIT ?)"""
 PLACES = f"SELECT -t.priority, t.task_id FROM tasks AS t {IN_QUEUE}"
 # In the order of the ids, which the CROSS JOIN keeps: an ORDER BY would read all payloads before the first row.
 HEADS_BY_ID = QUEUED_TASK.replace("FROM tasks AS t", """FROM json_each(?2) AS i
@@ -151,6 +203,7 @@ COUNT_AHEAD = """
         SELECT * FROM (SELECT 1 FROM tasks WHERE tenant_id = ?1 AND lane = ?2 AND status = 'queued' AND ready = 1
                        AND priority = ?3 AND task_id < ?4 LIMIT ?5)
         LIMIT ?5)"""
+COUNT_AHEAD_IN_TURN = COUNT_AHEAD.replace("lane = ?2", "lane = ?2 AND limits = ?6")
 UNSENT_OF = f"""
     SELECT {listed(stored.Outgoing)} FROM outbox
     WHERE tenant_id = ?1 AND receipt_id IN (SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND task_id = ?2)
@@ -323,7 +376,8 @@ DUE = """
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
 
 ADD_TASK = insert("tasks", [*fields(stored.Task), "ready", "summary"])
-ADD_LANE = insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE")     # a batch beside it may have added it
+# A batch beside it may have added the lane.
+ADD_LANE = insert("lanes", ["lane", "type", "capabilities", "pattern"], "OR IGNORE")
 COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
     "leased = leased + excluded.leased, counted_at = excluded.counted_at")
@@ -408,8 +462,8 @@ class SqliteTables(pages.Pages):
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
-        for tenant_id, lane, type, capabilities in self.db.execute("SELECT * FROM lanes"):
-            self.lanes[tenant_id].learn(lane, type, json.loads(capabilities))
+        for tenant_id, lane, type, capabilities, pattern in self.db.execute("SELECT * FROM lanes"):
+            self.lanes[tenant_id].learn(lane, type, json.loads(capabilities), pattern)
         for (tenant_id,) in self.db.execute("SELECT tenant_id FROM tenants").fetchall():
             self.known.add(tenant_id)
             for newest in ("SELECT max(receipt_id) FROM receipts WHERE tenant_id = ?",
@@ -443,6 +497,7 @@ class SqliteTables(pages.Pages):
         rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
         tasks = [named_row(row) for row in rows]
         work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
+        work.limiting.patterns = self.lanes[tenant_id].patterns
         for task in tasks:
             work.load_task(*task)
         if needs.claims:
@@ -465,8 +520,10 @@ class SqliteTables(pages.Pages):
 
     def _offer(self, work: Work, claims: list[wire.LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
-        self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
+        if lanes.patterns:
+            self.db.execute(BEGIN_TURNS, (work.tenant_id, work.now, PROMOTED))
+        self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         for row in self.db.execute(RECORD[stored.Pauses], (work.tenant_id,)):
             lanes.pauses = stored.Pauses(*row)
             work.load_record(lanes.pauses)
@@ -479,6 +536,56 @@ class SqliteTables(pages.Pages):
                     work.add_claimable(task, told)
                     if enough > len(claims) and portions.add(task, told):
                         break
+        if limited := lanes.find_limited(claims, work.now):
+            self._offer_turns(work, limited, enough)
+
+    def _offer_turns(self, work: Work, lanes: list[int], enough: int) -> None:
+        """Load the limits of some lanes, their first open turns, and the first tasks of each."""
+        limiting = work.limiting
+        self.db.execute(OPEN_DUE, (work.tenant_id, work.now, PROMOTED))
+        patterns = [limiting.patterns[lane] for lane in lanes]
+        for name in list_names(patterns):
+            self._load_limit(work, name)
+        for name in list_names(patterns, unkeyed=True):
+            self._load_key(work, name, "")
+        most = min(enough + SPARE_TURNS, MOST_TURNS)
+        for lane in lanes:
+            if limiting.find_closed(lane) is not None:
+                continue
+            rows = self.db.execute(OPEN_TURNS, (work.tenant_id, str(lane), most)).fetchall()
+            turns = [stored_limits.Turn(*row) for row in rows]
+            limiting.cut |= {lane} if len(turns) == most else set()
+            piece = min(enough, 2 * enough // max(1, len(turns)) + 1)
+            for turn in turns:
+                self._load_turn(work, turn, piece)
+
+    def _load_limit(self, work: Work, name: str) -> None:
+        for row in self.db.execute(RECORD[stored_limits.Limit], (work.tenant_id, name)):
+            work.load_record(stored_limits.Limit(*row))
+        if (most := work.limiting.find_most(name)) is not None:
+            number = self.db.execute(COUNT_HOLDS, (work.tenant_id, name, most)).fetchone()[0]
+            work.limiting.held[name, None] = number
+
+    def _load_key(self, work: Work, name: str, key: str) -> None:
+        """Load how many leases there are under a key, and what it has used of its rate, if a rule asks for it."""
+        if (name, key) in work.limiting.held:
+            return
+        if (most := work.limiting.find_most(name, key)) is not None:
+            number = self.db.execute(COUNT_KEY_HOLDS, (work.tenant_id, name, key, most)).fetchone()[0]
+            work.limiting.held[name, key] = number
+        if work.limiting.find_rules(name).find_rate(key) is not None:
+            for row in self.db.execute(RECORD[stored_limits.RateUse], (work.tenant_id, name, key)):
+                work.load_record(stored_limits.RateUse(*row))
+
+    def _load_turn(self, work: Work, turn: stored_limits.Turn, piece: int) -> None:
+        for pair in read_limits(turn.limits):
+            self._load_key(work, *pair)
+        rows = self.db.execute(TURN_HEADS, (work.tenant_id, int(turn.lane), turn.limits, piece)).fetchall()
+        tasks = [stored.Task(*row[:TASK]) for row in rows]
+        for task, row in zip(tasks, rows, strict=True):
+            if task.task_id not in work.tasks:
+                work.load_task(task, progress=stored.Progress(*row[TASK:]) if row[TASK] is not None else None)
+        work.limiting.add_turn(turn, [task.task_id for task in tasks], len(rows) < piece)
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Generator[tuple[Any, ...], None, None]:
         """Yield the best tasks of some lanes.
@@ -514,7 +621,8 @@ class SqliteTables(pages.Pages):
 
         if tenant_id not in self.known:
             many(TENANT, [(work.now,)])
-        many(ADD_LANE, [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()])
+        many(ADD_LANE, [(lane, type, json.dumps(sorted(needed)), pattern)
+                        for lane, (type, needed, pattern) in work.lanes.items()])
         moves = count_moves(work.before, work.added, work.moved)
         many(COUNT_MOVES, [(*row, work.now) for row in moves])
         many(ADD_TASK, [(*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()])
@@ -538,6 +646,9 @@ class SqliteTables(pages.Pages):
         for (kind, key), row in work.kept.items():
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
+        many(OPEN_TURN, list_opened(work))
+        many(WAKE_ALL_TURNS, [(name,) for name in work.limiting.changed])
+        many(WAKE_TURNS, [(*pair, number) for pair, number in work.limiting.woken.items()])
         many(ADD_DELIVERY, work.delivered.items())
         for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
             self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in CARDS[kind].erasable), tenant_id, *place))
@@ -677,8 +788,17 @@ class SqliteTables(pages.Pages):
 
     async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
-        rows = await self._rows(COUNT_AHEAD, tenant_id, of.lane, of.priority, of.task_id, of.most)
+        given = (tenant_id, of.lane, of.priority, of.task_id, of.most)
+        rows = await (self._rows(COUNT_AHEAD, *given) if of.limits is None
+                      else self._rows(COUNT_AHEAD_IN_TURN, *given, of.limits))
         return [row[0] for row in rows]
+
+    async def count_limit(self, tenant_id: str, of: queries.LimitUse) -> tuple[int, int]:
+        """Return how many leases count against a limit, and how many tasks that have it wait."""
+        [(held,)] = await (self._rows(COUNT_HOLDS, tenant_id, of.name, of.most) if of.key is None
+                           else self._rows(COUNT_KEY_HOLDS, tenant_id, of.name, of.key, of.most))
+        rows = await self._rows(WAITING_LANES, tenant_id)
+        return held, sum(queued for pattern, queued in rows if of.name in dict(read_pattern(pattern)))
 
     async def find_unsent(self, tenant_id: str, of: queries.UnsentOf) -> list[stored.Outgoing]:
         """Return the outbox rows of a task."""

@@ -40,6 +40,7 @@ EXTRAS = {
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
+    "limits": (*BELOW, "identity", "commands", "clients", "joint"),
     "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),

@@ -7,9 +7,10 @@ The statements of a trip travel together, see pipeline.py; those behind one that
 Row-level security reads `app.tenant_id`, which is set for one transaction only; the gate's role can neither bypass it
 nor change a receipt.
 
-There are five kinds of lock, and each has its word.  In this order, so that no transactions wait in a circle:
+There are six kinds of lock, and each has its word.  In this order, so that no transactions wait in a circle:
     turn key        advisory, per transaction: batches that answer the same receipt or repeat the same claim take turns
     row lock        on the rows of `states`, by task id; claims skip locked rows and never wait
+    limits lock     advisory, per transaction: alone for claims of tasks with limits, shared for who ends or queues one
 and apart from these:
     writers lock    advisory, shared by all transactions that write a tenant's receipts; see `_horizon`
     name lock       advisory, per session: the name of a living instance, or a job that only one process does
@@ -39,7 +40,7 @@ from msgspec import Struct
 from asyncgate import Needs, News, Work, backends, place
 from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.postgres import instances, migrations, pipeline
+from asyncgate.backends.postgres import instances, migrations, pipeline, turns
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.groups import GROUP_CALLS, Flight, Groups, Search
@@ -50,6 +51,7 @@ from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.ids import Ids, first_id
+from asyncgate.parts.model.limiting import read_pattern
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.turns import counting
@@ -157,6 +159,7 @@ class Requested(NamedTuple):
     lanes: Lanes
     wanted: dict[frozenset[int], int]
     stopped: Any
+    turns: turns.TurnsRead | None
 
 
 class Postgres(pages.Pages):
@@ -361,8 +364,8 @@ class Postgres(pages.Pages):
 
     def _note_committed(self, work: Work, outdated: bool) -> None:
         """Update the caches of lanes and queues after a commit."""
-        for lane, (type, capabilities) in work.lanes.items():
-            self.lanes[work.tenant_id].learn(lane, type, capabilities)
+        for lane, kind in work.lanes.items():
+            self.lanes[work.tenant_id].learn(lane, *kind)
         queues = self.queues[work.tenant_id]
         if outdated:       # delayed tasks were promoted, or tasks were locked and not offered
             queues.forget()
@@ -440,10 +443,22 @@ class Postgres(pages.Pages):
         given = {"tenant": tenant_id, "skew": self.skew, "portions": 2 * claims - 1}
         given |= sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, queues.start) if wanted else {}
-        text, names = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims), plain)
+        text, names = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims), plain,
+                               claims > 0 and bool(lanes.patterns))
         queues.begin(flight.search)
         rows = db.add(text, *(given[name] for name in names))
-        return Requested(flight, rows, sql.Others(db, tenant_id, needs), lanes, wanted, lanes.find_stopped(now))
+        others = sql.Others(db, tenant_id, needs)
+        return Requested(flight, rows, others, lanes, wanted, lanes.find_stopped(now),
+                         self._request_turns(db, flight, now))
+
+    def _request_turns(self, db: pipeline.Connection, flight: Flight, now: float) -> turns.TurnsRead | None:
+        """Ask for the turns of tasks with limits that claims may get, behind all locks of rows that are waited for."""
+        lanes, claims = self.lanes[flight.tenant_id], flight.needs.claims
+        if not claims or not (limited := lanes.find_limited(claims, now)):
+            return None
+        patterns = {lane: lanes.patterns[lane] for lane in limited}
+        return turns.TurnsRead(db, flight.tenant_id, patterns, sum(ask.max_tasks or 1 for ask in claims), now,
+                               self.skew)
 
     async def _load(self, db: pipeline.Connection, asked: Requested) -> tuple[Work, str | None, bool]:
         """Load what a batch asked for; return also its transaction, and whether the cache of queues is out of date."""
@@ -462,9 +477,10 @@ class Postgres(pages.Pages):
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = self.lanes[tenant_id] = Lanes()
-            for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
-                lanes.learn(lane, type, json.loads(capabilities))
+            for lane, type, capabilities, pattern in await db.fetch(sql.LANES, tenant_id):
+                lanes.learn(lane, type, json.loads(capabilities), pattern)
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
+        work.limiting.patterns = lanes.patterns
         for row in await self._with_progress(db, tenant_id, named):
             work.load_task(*row)
         asked.others.load(work)
@@ -476,6 +492,7 @@ class Postgres(pages.Pages):
             if changed or lanes.find_stopped(head.clock) != asked.stopped:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
             unread = await self._offer(db, work, head, wanted, offered, len(needs.claims))
+            await self._offer_turns(db, work, asked, head.due)
         return work, transaction, bool(needs.claims) and (head.due or unread)
 
     async def _with_progress(self, db: pipeline.Connection, tenant_id: str,
@@ -495,6 +512,9 @@ class Postgres(pages.Pages):
         """
         queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
         if head.due:
+            if work.limiting.patterns:
+                turns.lock(db, work.tenant_id)
+                db.add(turns.BEGIN_PROMOTED, work.tenant_id, head.clock, PROMOTED)
             db.add(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
         locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
@@ -514,11 +534,21 @@ class Postgres(pages.Pages):
             work.add_claimable(task, progress)
         return len(read) < len(locked)
 
+    async def _offer_turns(self, db: pipeline.Connection, work: Work, asked: Requested, due: bool) -> None:
+        """Offer tasks with limits by turns; read these again if delayed tasks were promoted, or lanes have changed."""
+        read = asked.turns
+        if due and (read := self._request_turns(db, asked.flight, work.now)) is not None:
+            await db.run()
+        if read is not None:
+            read.load(work)
+
     async def _save(self, db: pipeline.Connection, work: Work, transaction: str | None, slot: int) -> Saved | None:
         """Add what saves the changes of a batch, which COMMIT takes along; return how to find out later whether it was.
 
         None without changes.
         """
+        if turns.is_touched(work):
+            turns.lock(db, work.tenant_id, shared=True)
         changes = sql.changes(work, slot)
         # Order: functions that drop check rows that were saved just now.
         statements = [*sql.list_saves(work.tenant_id, changes), *sql.drop_statements(work), *sql.erase_statements(work)]
@@ -528,6 +558,7 @@ class Postgres(pages.Pages):
             db.add(sql.INSERT_TENANT, work.tenant_id, work.now)
         for statement, given in statements:
             db.add(statement, *given)
+        turns.save(db, work)
         transaction = transaction or await db.fetchval(f"SELECT {sql.TRANSACTION}")
         return Saved(work.tenant_id, transaction, sql.find_proof(changes))
 
@@ -696,12 +727,21 @@ class Postgres(pages.Pages):
 
     async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
-        rows = await self._read(tenant_id, sql.COUNT_AHEAD, of.lane, of.priority, of.task_id, of.most)
+        given = (of.lane, of.priority, of.task_id, of.most)
+        rows = await (self._read(tenant_id, sql.COUNT_AHEAD, *given) if of.limits is None
+                      else self._read(tenant_id, sql.COUNT_AHEAD_IN_TURN, *given, of.limits))
         return [row[0] for row in rows]
 
     async def find_instances(self, instance_id: str) -> list[stored.Instance]:
         """Return what is known of a gate process; it lives while its name lock is held."""
         return [stored.Instance(*row) for row in await self._ask(sql.INSTANCE, instance_id)]
+
+    async def count_limit(self, tenant_id: str, of: queries.LimitUse) -> tuple[int, int]:
+        """Return how many leases count against a limit, and how many tasks that have it wait."""
+        [(held,)] = await (self._read(tenant_id, sql.COUNT_HOLDS, of.name, of.most) if of.key is None
+                           else self._read(tenant_id, sql.COUNT_KEY_HOLDS, of.name, of.most, of.key))
+        rows = await self._read(tenant_id, sql.WAITING_LANES)
+        return held, sum(queued for pattern, queued in rows if of.name in dict(read_pattern(pattern)))
 
     async def find_unsent(self, tenant_id: str, of: queries.UnsentOf) -> list[stored.Outgoing]:
         """Return the outbox rows of a task."""

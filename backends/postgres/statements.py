@@ -215,12 +215,13 @@ PORTIONED_ROW = ROW.replace("t.payload,", f"{PORTION.format(asked_for=ASKED_FOR)
 
 @cache
 def load(named: tuple[str, ...], offered: bool, claiming: bool = False, portioned: bool = False,
-         of_lane: bool = False) -> tuple[str, tuple[str, ...]]:
+         of_lane: bool = False, limited: bool = False) -> tuple[str, tuple[str, ...]]:
     """Return the LOAD statement of batches that name tasks in these ways or are offered some, and its parameters.
 
     A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.  `portioned`: of many
     large tasks, those that no claim can get are offered without their payloads.  `of_lane`: of the only lane that its
-    claims may be offered tasks of, and from its head; then no search is needed further down.
+    claims may be offered tasks of, and from its head; then no search is needed further down.  `limited`: tasks with
+    limits, which are read by turns, may have become due.
 
     Clock: it is read for each returned row, so the last row's time is later than the last row lock.  The transaction's
     number is asked for here, because the answer to SAVE can be lost together with that to COMMIT.
@@ -249,7 +250,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, {number},
        {f's.number, {row}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
-             {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
+             {PAUSED if claiming else 'NULL::text'}, {DUE if offered or limited else 'false'},
              {FULL if offered and not of_lane else 'false'}) AS one{joins if rows else ''}""")
 
 
@@ -297,7 +298,13 @@ def bind_wanted(wanted: dict[frozenset[int], int], slack: int,
             "lane": probes[0][1], "most": groups[0][1][1]}
 
 
-LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
+LANES = "SELECT lane, type, capabilities, pattern FROM asyncgate.lanes WHERE tenant_id = $1"
+WAITING_LANES = """
+SELECT l.pattern, sum(q.queued)::bigint FROM asyncgate.lanes AS l JOIN asyncgate.queues AS q USING (tenant_id, lane)
+WHERE l.tenant_id = $1 AND l.pattern IS NOT NULL GROUP BY l.pattern"""
+COUNT_HOLDS = """
+SELECT count(*) FROM (SELECT FROM asyncgate.holds WHERE tenant_id = $1 AND limit_name = $2 LIMIT $3) AS h"""
+COUNT_KEY_HOLDS = COUNT_HOLDS.replace("limit_name = $2", "limit_name = $2 AND limit_key = $4")
 EMPTY_LANES = """
 SELECT l.lane FROM asyncgate.lanes AS l
 WHERE l.tenant_id = $1
@@ -353,7 +360,7 @@ METER = {**METERED, "passed": "bigint"}       # and how many seconds of its peri
 NEW_BODIES = "(SELECT coalesce(sum(bytes), 0)::bigint FROM receipts)"
 METERED_NOW = ", ".join({"receipt_bytes": "r.receipt_bytes + {stored}", "receipt_moments": (
     "r.receipt_moments + r.passed * {stored}")}.get(name, f"r.{name}") for name in METERED)
-LANE = {"lane": "bigint", "type": "text", "capabilities": "text"}
+LANE = {"lane": "bigint", "type": "text", "capabilities": "text", "pattern": "text"}
 TO = {"to_kind": "text", "to_id": "text", "receipt_id": "text"}
 EDGE = {"child_id": "text", "parent_id": "text"}
 DELIVERY = {"receipt_id": "text", "delivered_at": "float8"}
@@ -492,7 +499,8 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
     receipts, moves = work.written.values(), count_moves(work.before, work.added, work.moved)
     meter = measure_use(work, sum([move[5] for move in moves]), 0, slot)
     return {
-        "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
+        "lanes": [(lane, type, json.dumps(sorted(needed)), pattern)
+                  for lane, (type, needed, pattern) in sorted(work.lanes.items())],
         "queues": [(*row, work.now, slot) for row in moves],
         "contracts": [(*contract_of(task), summarize(task)) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
@@ -760,6 +768,7 @@ SELECT count(*) FROM (
     (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = $2 AND status = 'queued' AND ready
      AND priority = $3 AND task_id < $4 ORDER BY task_id LIMIT $5)
     LIMIT $5) AS a"""
+COUNT_AHEAD_IN_TURN = COUNT_AHEAD.replace("lane = $2", "lane = $2 AND limits = $6")
 UNSENT_OF = f"""
 SELECT {listed(OUTGOING, 'o.')} FROM (
     SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = $2 LIMIT 1000) AS r, LATERAL (

@@ -31,6 +31,7 @@ from asyncgate import (
 from asyncgate.parts.model import stored
 from asyncgate.parts.model.content import decode_json, encode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.limiting import find_pattern, write_limits
 from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.model.views import decode_terms
 
@@ -203,12 +204,13 @@ def restate_task(story: Story, settings: Settings, held: str) -> stored.Task:
     """Return the task of a story: fields that no receipt states are as in a new task; an open task is on hold."""
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
-    requirements = to_canonical(body.get("requirements")).decode()
+    requirements, limits = to_canonical(body.get("requirements")).decode(), write_limits(body.get("limits"))
     terms = to_canonical({name: body[name] for name in stored.KeptTerms.__struct_fields__ if name in body}).decode()
     timeouts = decode_terms(terms).timeouts
     deadline = timeouts.deadline if timeouts and is_open else None
     return stored.Task(
-        task_id=duty.task_id, lane=lane_of(body["type"], needs_of(Raw(requirements.encode()))), type=body["type"],
+        task_id=duty.task_id, type=body["type"], limits=limits,
+        lane=lane_of(body["type"], needs_of(Raw(requirements.encode())), find_pattern(limits)),
         payload="null", payload_pointer=body.get("payload_pointer"), requirements=requirements, terms=terms,
         owner_kind=duty.to_kind, owner_id=duty.to_id, principal_ai=duty.to_id, priority=settings.default_priority,
         max_attempts=max(settings.default_max_attempts, story.attempt + 1),

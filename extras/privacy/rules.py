@@ -15,9 +15,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.extras.privacy.whom import Whom
-from asyncgate.parts.model import erased, stored, stored_oauth, stored_types, stored_webhooks, wire
+from asyncgate.parts.model import (
+    erased,
+    stored,
+    stored_limits,
+    stored_oauth,
+    stored_types,
+    stored_webhooks,
+    wire,
+)
 from asyncgate.parts.model.cards import CARDS, OF_TASK
 from asyncgate.parts.model.content import encode_json, to_canonical
+from asyncgate.parts.model.limiting import decode_rules
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
@@ -198,6 +207,17 @@ def erase_account(whom: Whom, row: stored.Account, owned: set[str]) -> stored.Ac
     return replace(row, name=name, exempt_why=None, stricter_why=None)
 
 
+def erase_limit(whom: Whom, row: stored_limits.Limit, owned: set[str]) -> stored_limits.Limit | None:
+    """Take the name of the principal from what it has set, and what is set for it alone."""
+    if whom.is_everybody:
+        return None
+    rules = decode_rules(row.rules)
+    left = {key: of for key, of in rules.overrides.items() if key not in whom.names}
+    row = replace(row, rules=encode_json(replace(rules, overrides=left)).decode()) if left != rules.overrides else row
+    covered = whom.covers(row.by_kind, row.by_id)
+    return replace(row, by_id=whom.pseudonym(row.by_kind, row.by_id)) if covered else row
+
+
 def erase_pauses(whom: Whom, row: stored.Pauses, owned: set[str]) -> stored.Pauses:
     """Take the name of the principal from what it has paused, and what is paused for it alone."""
     if whom.is_everybody:
@@ -339,6 +359,7 @@ ERASE_RULES: dict[type[Struct], EraseRule] = {
     stored_webhooks.Webhook: erase_webhook, stored_webhooks.WebhookDelivery: erase_delivery,
     stored_webhooks.WebhookHead: erase_webhook_head, stored_types.DeclaredType: erase_declared_type,
     stored.Schedule: erase_schedule, stored.Bulk: erase_bulk, stored.Pauses: erase_pauses, stored.Key: erase_key,
+    stored_limits.Limit: erase_limit,
     stored.Task: erase_task,
     stored.Account: erase_account, stored.Presence: erase_presence, stored_oauth.User: erase_user,
     stored_oauth.Consent: erase_consent, stored_oauth.Grant: erase_grant,

@@ -166,6 +166,11 @@ class ScheduleNotFound(GateError):
     code, status = "schedule_not_found", 404
 
 
+class LimitNotFound(GateError):
+    """No such limit in the credential's tenant."""
+    code, status = "limit_not_found", 404
+
+
 class TenantNotFound(GateError):
     """No such tenant."""
     code, status = "tenant_not_found", 404

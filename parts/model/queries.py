@@ -122,12 +122,24 @@ class HoldingsOf(Query[stored.Holding], frozen=True):
 
 
 class AheadOf(Query[int], frozen=True):
-    """How many claimable tasks of a lane come before a task, counted up to `most`: one row."""
+    """How many claimable tasks of a lane come before a task, counted up to `most`: one row.
+
+    With limits only those count that have the same, as they are served by turns.
+    """
 
     lane: int
     priority: int
     task_id: str
     most: int
+    limits: str | None = None
+
+
+class LimitUse(Query[tuple[int, int]], frozen=True):
+    """How many leases count against a limit, or one of its keys, up to `most`, and how many tasks that have it wait."""
+
+    name: str
+    most: int
+    key: str | None = None
 
 
 class InstanceOf(Query[stored.Instance], frozen=True):

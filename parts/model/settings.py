@@ -61,6 +61,8 @@ LedgerProfile = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z",
                                 title="memorygate, receiptgate, or the name of a sink")]
 Filled = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
+TypeLimits = Annotated[tuple[Annotated[str, Meta(pattern="^[^=]+=[^:]{1,64}(:[^\\x00]{0,200})?$")], ...],
+                       Meta(title="a list of text, split by commas or in JSON")]
 OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
 ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
 Locatability = Literal["lenient", "strict"]
@@ -413,6 +415,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 means no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 means no limit")] = 0
     max_lanes: Annotated[Natural, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
+    type_limits: Annotated[TypeLimits, says("Limits of tasks that name none: TYPE=LIMIT, or TYPE=LIMIT:KEY")] = ()
     max_expiries: Annotated[Natural, says("Lost leases after which a task is put on hold; 0 is never")] = 10
     max_parks: Annotated[Natural, says("Times a task may be parked before it is put on hold; 0 is any number")] = 1000
     restart_grace_seconds: Annotated[Duration, says("Extra seconds for leases after a time without a gate")] = 5.0

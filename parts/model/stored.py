@@ -13,7 +13,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model import stored_journal, stored_oauth, stored_types, stored_webhooks, wire
+from asyncgate.parts.model import (
+    stored_journal,
+    stored_limits,
+    stored_oauth,
+    stored_types,
+    stored_webhooks,
+    wire,
+)
 from asyncgate.parts.model.cards import (
     CARDS,
     OF_ARCHIVE,
@@ -81,6 +88,7 @@ class Task(Struct, frozen=True):
     outcome: Content[Json | None] = None  # the result or the error, as JSON
     artifacts: Content[Json | None] = None  # JSON array: where the result is
     handed: Content[Json | None] = None  # how custody was last handed back to the ledger, as JSON
+    limits: Content[IdText | None] = None  # JSON: the key of the task under each of its limits
 
     @property
     def owner(self) -> wire.Principal:
@@ -720,8 +728,8 @@ class Erased(Struct, frozen=True):
 
 
 # A module with further kinds stands here, too.
-KIND_MODULES = [__name__, stored_journal.__name__, stored_oauth.__name__, stored_types.__name__,
-                stored_webhooks.__name__]
+KIND_MODULES = [__name__, *(module.__name__ for module in (
+    stored_journal, stored_limits, stored_oauth, stored_types, stored_webhooks))]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

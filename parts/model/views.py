@@ -77,7 +77,7 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         leased_to=live.worker if live else None, lease_expires_at=to_utc_or_none(live.expires_at) if live else None,
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
-        rerun_of=terms.rerun_of, **show_trace(terms))
+        rerun_of=terms.rerun_of, limits=msgspec.json.decode(task.limits) if task.limits else None, **show_trace(terms))
 
 
 def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:

@@ -72,6 +72,10 @@ Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answ
 Moment = Annotated[datetime, Meta(tz=True)]
 Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
 Types = Annotated[frozenset[Name], Meta(max_length=64)]
+LimitName = Annotated[str, Meta(min_length=1, max_length=64, pattern=UNTAGGED)]
+LimitKey = Annotated[str, Meta(max_length=200, pattern="^[^\\x00]*$(?!\\n)")]
+TaskLimits = Annotated[dict[LimitName, LimitKey], Meta(max_length=4)]
+Cost = Annotated[float, Meta(ge=0, le=WIDEST)]
 Batch = Meta(min_length=1, max_length=500)
 SummaryPrefix = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00]+$(?!\\n)")]
 ANY_JSON = {"type": ["object", "array", "string", "number", "boolean", "null"]}
@@ -196,6 +200,7 @@ class Terms(Struct, omit_defaults=True):
     result_delivery: Text | None = None
     timeouts: Timeouts | None = None
     max_parks: Natural | None = None
+    cost: Cost | None = None
 
 
 class Requirements(Struct):
@@ -250,6 +255,10 @@ class CreateTask(AsPrincipal, kw_only=True):
                                                  "text is kept and has no effect")] = None
     timeouts: Annotated[Timeouts | None, says("default lease and a deadline")] = None
     max_parks: Annotated[Natural | None, says("times it may be parked before a hold; 0: any number")] = None
+    limits: Annotated[TaskLimits | None, says(
+        "its key under each of its limits, such as {\"customer\": \"42\"}; \"\": no key; default: those of its type"
+    )] = None
+    cost: Annotated[Cost | None, says("how much it uses of the rates of its limits; default 1")] = None
     created_by: Annotated[CreatedBy | None, says("the creator, as peers spell it")] = None
     tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
@@ -514,6 +523,8 @@ class Fail(LeaseAsk, kw_only=True):
     error: Annotated[AnyJson, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Annotated[Pause | None, says("pause before another attempt; default: the backoff")] = None
+    stop_limit: Annotated[LimitName | None, says(
+        "a limit of the task: nothing of it is leased for retry_after_seconds (default 60), as after a 429")] = None
 
 
 class ListReceipts(PageAsk, kw_only=True):
@@ -773,6 +784,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     progress_at: datetime | None = None
     result: Outcome | None = None
     rerun_of: str | None = None
+    limits: Annotated[dict[str, str] | None, says("its key under each of its limits")] = None
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
@@ -825,10 +837,11 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
 
 
-class Offers(Struct):
+class Offers(Struct, dict=True):
     """The tasks of a claim; the list may be empty, with a warning if a limit is the reason."""
 
     columns = "task_id lease_id fence type attempt expires_at payload"
+    unread: ClassVar[bool] = False      # whether another look may find tasks with limits
     tasks: list[Offer]
     warnings: list[str] | UnsetType = UNSET
 

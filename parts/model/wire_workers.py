@@ -86,8 +86,8 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
 
 CauseName = Literal[
     "leased", "instance_gone", "lease_overdue", "input_required", "on_hold", "paused", "tenant_suspended", "delay",
-    "backoff", "parked", "jitter", "lease_quota", "no_worker", "behind", "workers_busy", "claimable", "owed",
-    "ledger_parked", "ledger_waiting", "ended"]
+    "backoff", "parked", "jitter", "limit_reached", "lease_quota", "no_worker", "behind", "workers_busy", "claimable",
+    "owed", "ledger_parked", "ledger_waiting", "ended"]
 
 
 class WorkerFact(Struct, omit_defaults=True):
@@ -117,8 +117,11 @@ class Evidence(Struct, omit_defaults=True):
     searched: int | None = None             # workers looked at, the last that asked; all, if absent
     workers: list[WorkerFact] | None = None
     ahead: int | None = None                # tasks before it, counted up to 1000
-    in_use: int | None = None               # leases of the tenant
+    in_use: int | None = None               # leases of the tenant, or under the limit
     limit: int | None = None                # leases that it may have
+    limit_name: str | None = None           # the limit that keeps the task
+    limit_key: str | None = None            # and the key, if it is the key that is full
+    holders: list[str] | None = None        # tasks that count against it, the first few
     lease_id: str | None = None
     renewals: int | None = None
     instance_id: str | None = None          # the gate that sweeps the task

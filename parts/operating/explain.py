@@ -27,6 +27,7 @@ from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
 from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
+from asyncgate.parts.operating.reached import Reached, find_reached
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
 from asyncgate.parts.process.presence import decode_claims
 
@@ -63,6 +64,7 @@ class Facts(Struct, kw_only=True):
     leases: int = 0                             # of the tenant, as far as they are counted
     most_leases: int = -1                       # that it may have; -1: any number
     ahead: int = 0
+    limit: Reached | None = None                # what keeps it of its limits
     asked: list[Claimant] = []                     # the last workers that asked, the latest first
     able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
     resting: list[Able] = []                    # those that could, but are paused
@@ -346,6 +348,22 @@ def tell_missing(at: Facts, missing: list[str]) -> str:
     return f"{name_able(at)}: {', and '.join(why)}."
 
 
+def explain_limit(at: Facts) -> wire_workers.Cause | None:
+    """A limit that it names is reached."""
+    if not at.waits or at.limit is None:
+        return None
+    why, of = at.limit.why, f"limit {at.limit.why.name}" + (f" (key {at.limit.why.key})" if at.limit.why.key else "")
+    until = f" for {words.say_length(why.until - at.now)}" if why.until is not None else ""
+    keeps = {"stopped": f"Its {of} is stopped{until}", "rate": f"Its {of} has used up its rate{until}"}.get(
+        why.reason, f"Its {of} allows {words.say_count(int(why.most or 0), 'lease')} at once, and has them")
+    before = f"; {words.say_count(at.ahead, 'task')} with the same keys {'is' if at.ahead == 1 else 'are'} before it"
+    return make_cause(at, "limit_reached", f"{keeps}{before * bool(at.ahead)}.", wire_workers.Evidence(
+        until=to_utc_or_none(why.until), in_use=at.limit.in_use, limit=None if why.most is None else int(why.most),
+        limit_name=why.name, limit_key=why.key or None, reason=why.reason, ahead=at.ahead,
+        holders=at.limit.holders or None),
+        ("get_limit", "see who holds it; set_limit changes it"), ("get_task", "wait until it has room"))
+
+
 def explain_quota(at: Facts) -> wire_workers.Cause | None:
     """Its tenant has as many leases as it may have."""
     if not at.waits or not 0 <= at.most_leases <= at.leases:
@@ -393,7 +411,7 @@ def explain_claimable(at: Facts) -> wire_workers.Cause | None:
     """Nothing keeps it: the next claim of somebody who can do it gets it."""
     full = 0 <= at.most_leases <= at.leases
     suspended = at.account is not None and at.account.suspended_at is not None
-    if not at.waits or at.ahead or full or suspended or at.stopping or not at.asking:
+    if not at.waits or at.ahead or full or suspended or at.stopping or at.limit or not at.asking:
         return None
     row, claim = at.asking[0]
     return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can take it and asked for work "
@@ -503,7 +521,8 @@ def find_message(error: Any) -> str:
 
 CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
     explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_hold, explain_pause,
-    explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_quota,
+    explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_limit,
+    explain_quota,
     explain_busy, explain_queue, explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
 
 
@@ -522,6 +541,8 @@ def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
     """Return with what a call that helps is made."""
     if operation in ("list_workers", "get_limits"):
         return {}
+    if operation == "get_limit" and at.limit is not None:
+        return {"name": at.limit.why.name}
     if operation == "resume_work" and (pause := at.stopping) is not None:
         named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
         return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
@@ -576,7 +597,8 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
     settings = engine.settings
     helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
     asked = {question.to for question in stored.list_open(stored.read_questions(progress))}
-    answers = {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()
+    answers = {"get_limit"} if caller.unlimited else set[str]()
+    answers |= {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
                   may=frozenset(op.name for op in helping if op.fits(caller)) | answers,
@@ -628,7 +650,9 @@ async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
         facts.most_leases = find_allowance(engine.settings, facts.account, facts.now).concurrent_leases
     if facts.waits:
         [facts.ahead] = await backend.page(tenant_id,
-                                           queries.AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD))
+                                           queries.AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD,
+                                                           task.limits))
+        facts.limit = await find_reached(backend, tenant_id, task, facts.now)
     facts.asked = await read_asked(engine, tenant_id, facts.now)
     facts.pauses = find_pauses(await backend.record(tenant_id, stored.Pauses), facts.now)
     able, paused = find_able(task.type, facts.needed, facts.asked), {pause.worker for pause in facts.pauses}

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from asyncgate import EMISSION, Caller, Contract, Engine, Needs, Operation, Work, forbid, its_key, speaker
 from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import decode_json, parse_json
+from asyncgate.parts.model.limiting import read_limits
 from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.views import decode_terms
 
@@ -161,7 +162,7 @@ def restate_order(task: stored.Task, payload: Raw, idempotency_key: str | None) 
         type=task.type, payload=payload, payload_pointer=task.payload_pointer, principal_ai=task.principal_ai,
         requirements=Raw(task.requirements.encode()), priority=task.priority, max_attempts=task.max_attempts,
         retry_backoff_seconds=task.retry_backoff_seconds, max_expiries=task.max_expiries,
-        idempotency_key=idempotency_key, rerun_of=task.task_id, **kept)
+        idempotency_key=idempotency_key, rerun_of=task.task_id, limits=dict(read_limits(task.limits)), **kept)
 
 
 OPERATIONS = [

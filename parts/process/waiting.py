@@ -123,6 +123,10 @@ class Waiting:
         """Call every waiting claim of a tenant."""
         self._wake_places(tenant_id, None)
 
+    def wake_kind(self, tenant_id: str, kind: Wanted) -> None:
+        """Call the first waiting claim that tasks of a kind fit."""
+        self._wake_places(tenant_id, kind)
+
     def _wake_places(self, tenant_id: str, kind: Wanted | None) -> None:
         resting = self.resting.get(tenant_id, ())
         for place in self.places.get(tenant_id, ()):

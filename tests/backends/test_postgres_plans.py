@@ -19,7 +19,7 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.backends.postgres import PROBES_ONLY
+from asyncgate.backends.postgres import PROBES_ONLY, turns
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
@@ -65,12 +65,22 @@ FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.states (
     tenant_id, task_id, lane, priority, max_attempts, asyncgate_instance, updated_at, status, attempt, fence, expiries,
     owed, lost_to, next_eligible_at, ready, check_at, told, lease_id, worker_kind, worker_id, lease_fence, acquired_at,
-    expires_at, renewals, accepted, claim_id, ending)
+    expires_at, renewals, accepted, claim_id, ending, limits)
 SELECT {tenant}, {id}, n % 20 + 1, 0, 2, 'gate', n, status, 0, 1, 0, status <> 'succeeded', '[]',
     CASE WHEN status = 'queued' AND n % 4 = 0 THEN 1e10 END, NOT (status = 'queued' AND n % 4 = 0),
-    CASE WHEN status = 'leased' THEN n END, 0, {id}, 'worker', 'w-' || n % 50, 1, n, n, 0, {id}, 'claim-' || n, 'live'
+    CASE WHEN status = 'leased' THEN n END, 0, {id}, 'worker', 'w-' || n % 50, 1, n, n, 0, {id}, 'claim-' || n, 'live',
+    CASE WHEN n % 7 = 0 THEN '{{"customer":"' || n % 700 || '"}}' END
 FROM generate_series(1, {tasks}) AS n, LATERAL (
     SELECT CASE n % 10 WHEN 0 THEN 'queued' WHEN 1 THEN 'leased' ELSE 'succeeded' END AS status) AS s;
+INSERT INTO asyncgate.limits
+SELECT {tenant}, 'limit-' || n, '{{}}', 0, 'agent', 'x', NULL, NULL FROM generate_series(1, 50) AS n;
+INSERT INTO asyncgate.holds SELECT {tenant}, 'limit-' || n % 50, n, {id}, 0 FROM generate_series(1, {tasks}, 10) AS n;
+INSERT INTO asyncgate.turns
+SELECT {tenant}, n % 20 + 1, '{{"customer":"' || n || '"}}', n, CASE n % 3 WHEN 0 THEN 'blocked' ELSE 'open' END,
+    CASE n % 3 WHEN 0 THEN 'limit-' || n % 50 ELSE '' END, CASE n % 3 WHEN 0 THEN n::text ELSE '' END,
+    CASE n % 6 WHEN 0 THEN n END
+FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.rate_uses SELECT {tenant}, 'limit-' || n % 50, n, 0, 1 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.progress SELECT {tenant}, {id}, '1', 1, 1, n FROM generate_series(1, {tasks}, 3) AS n;
 INSERT INTO asyncgate.receipts (
     tenant_id, receipt_id, receipt_key, receipt_type, created_at, from_kind, from_id, to_kind, to_id, task_id, lease_id,
@@ -278,6 +288,8 @@ WHOLE = {sql.COUNT, sql.LAG, sql.EMPTY_LANES}
 
 def written(sent: Iterable[str]) -> Iterator[str]:
     """Yield every statement that the backend could send of a tenant; what is part of a sent one is judged there."""
+    yield from (text for text in vars(turns).values() if isinstance(text, str) and VERB.match(text.strip())
+                and "{" not in text and "tenant_id = $1" in text)
     for text in vars(sql).values():
         if (isinstance(text, str) and "tenant_id = $1" in text
                 and not any(text in statement for statement in {*sent, *WHOLE})):
@@ -587,7 +599,8 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
              "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
-             "webhook_deliveries_state"]
+             "webhook_deliveries_state", "states_turn", "states_limited", "turns_open", "turns_blocked",
+             "turns_until"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:

@@ -366,6 +366,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     await gate.as_admin().pause_work(type="never", reason=mark)
+    await gate.as_admin().set_limit(name="theirs", overrides={mark: {"weight": 2}})
     bulk = await bulk_of(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
@@ -799,6 +800,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "drain_work": [{"type": "paused", "tenant": "{tenant}"}],
     "resume_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
     "list_pauses": [{"tenant": "{tenant}"}],
+    "set_limit": [{"name": "theirs", "concurrency_total": 1, "tenant": "{tenant}"}],
+    "get_limit": [{"name": "theirs", "tenant": "{tenant}"}, {"name": "theirs"}],
+    "list_limits": [{"tenant": "{tenant}"}],
+    "remove_limit": [{"name": "theirs", "tenant": "{tenant}"}, {"name": "theirs"}],
     "preview_bulk": [{"action": "cancel", "type": "nothing"}, {"action": "rerun", "created_by": "{agent}"},
                      {"action": "cancel", "id_prefix": "{task_id}"}],
     "run_bulk": [{"confirmation": "{confirmation}"}],

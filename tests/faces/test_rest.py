@@ -152,6 +152,9 @@ class Walk:
             return {"client_id": (await self.served.post("/v1/clients", CLIENT))["client_id"]}
         if op.name in ("end_session", "sign_out_everywhere", "withdraw_consent"):
             return await self.session(op)
+        if op.name == "get_limit":
+            await self.served.post("/v1/task-limits/openai", {"concurrency_total": 3})
+            return {"name": "openai"}
         if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
             return await self.bulk(op)
         return await self.rest(op)
@@ -186,7 +189,8 @@ class Walk:
             "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
             "create_webhook": {"endpoint": URL}, "set_budget": {"quantity": "tasks", "monthly": 9},
             "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"tenant": OTHER, "plan": True},
-            "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
+            "set_limit": {"name": "openai"}, "remove_limit": {"name": "openai"}, "revoke_token": {"token_id": "t1"},
+            "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})

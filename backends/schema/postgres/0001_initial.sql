@@ -78,6 +78,7 @@ CREATE TABLE asyncgate.lanes (              -- the distinct (type, capabilities)
     lane            bigint NOT NULL,        -- 64 bits of SHA-256 over the pair, so that no database must allocate it
     type            text NOT NULL,          -- of the tasks in it
     capabilities    text NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    pattern         text,                   -- JSON: which limits its tasks have, and whether with a key
     PRIMARY KEY (tenant_id, lane)
 );
 
@@ -150,10 +151,15 @@ CREATE TABLE asyncgate.states (
     resumptions     bigint DEFAULT 0,       -- how often it was resumed
     handed          text,                   -- JSON, for a ledger with custody, sent with the task's next lease:
                                             -- the fence, the receipt that gave custody back, the receiver
+    limits          asyncgate.id,           -- JSON: its key under each of its limits
     PRIMARY KEY (tenant_id, task_id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX states_queue ON asyncgate.states (tenant_id, lane, priority DESC, task_id)
     WHERE status = 'queued' AND ready;
+CREATE INDEX states_turn ON asyncgate.states (tenant_id, lane, limits, priority DESC, task_id)
+    WHERE status = 'queued' AND ready AND limits IS NOT NULL;
+CREATE INDEX states_limited ON asyncgate.states (tenant_id, next_eligible_at)      -- delayed ones, whose turns begin
+    WHERE status = 'queued' AND NOT ready AND held IS NULL AND limits IS NOT NULL;
 CREATE INDEX states_delayed ON asyncgate.states (tenant_id, next_eligible_at)
     WHERE status = 'queued' AND NOT ready AND held IS NULL;
 CREATE UNIQUE INDEX states_lease ON asyncgate.states (tenant_id, lease_id) WHERE status IN ('leased', 'running');

@@ -32,6 +32,7 @@ CREATE TABLE lanes (                        -- the distinct (type, capabilities)
     lane            INTEGER NOT NULL,       -- 64 bits of SHA-256 over the pair, so that no database must allocate it
     type            TEXT NOT NULL,          -- of the tasks in it
     capabilities    TEXT NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    pattern         TEXT,                   -- JSON: which limits its tasks have, and whether with a key
     PRIMARY KEY (tenant_id, lane)
 ) WITHOUT ROWID;
 
@@ -73,12 +74,17 @@ CREATE TABLE tasks (
     ready           INTEGER NOT NULL,       -- 1 if the queue may offer it; set again when its time comes
     handed          TEXT,                   -- JSON, for a ledger with custody, sent with the task's next lease:
                                             -- the fence, the receipt that gave custody back, the receiver
+    limits          TEXT,                   -- JSON: its key under each of its limits
     summary         TEXT,                   -- the beginning of its summary, to be looked for
     PRIMARY KEY (tenant_id, task_id)
 );
 CREATE UNIQUE INDEX tasks_key ON tasks (tenant_id, owner_kind, owner_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_queue ON tasks (tenant_id, lane, priority DESC, task_id) WHERE status = 'queued' AND ready = 1;
+CREATE INDEX tasks_turn ON tasks (tenant_id, lane, limits, priority DESC, task_id)
+    WHERE status = 'queued' AND ready = 1 AND limits IS NOT NULL;
+CREATE INDEX tasks_limited ON tasks (tenant_id, next_eligible_at, lane, limits)     -- delayed ones, whose turns begin
+    WHERE status = 'queued' AND ready = 0 AND held IS NULL AND limits IS NOT NULL;
 CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at, lane)     -- with the lane: counted without the rows
     WHERE status = 'queued' AND ready = 0 AND held IS NULL;
 CREATE INDEX tasks_owner ON tasks (tenant_id, owner_kind, owner_id, task_id);

@@ -12,6 +12,7 @@ const CAUSES = {
   backoff: "it rests after a failed attempt",
   parked: "its worker has parked it until a time",
   jitter: "it rests a moment after a lost lease",
+  limit_reached: "a limit that it names is reached",
   lease_quota: "the tenant has as many leases as it may have",
   no_worker: "nobody who can take it asks for work",
   behind: "others come before it",

@@ -127,6 +127,7 @@ async def administer(gate: Gate) -> None:
                                 lambda work: work.keep_record(seen))
     await ada.issue_key(name="bob's", principal_kind="agent", principal_id="bob")
     await ada.pause_work(type="nothing", reason=ADA)
+    await ada.set_limit(name="nothing", overrides={ADA: {"weight": 2}, "bob": {"weight": 2}})
     preview = await root.preview_bulk(action="cancel", created_by=ADA, created_by_kind="agent", type="nothing")
     await root.run_bulk(confirmation=preview.confirmation)
     preview = await ada.preview_bulk(action="cancel", type="nothing", reason=ADA)

@@ -27,6 +27,7 @@ from asyncgate.parts.model.stored import (
     Schedule,
     Task,
 )
+from asyncgate.parts.model.stored_limits import Limit
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
@@ -46,6 +47,7 @@ FORMS: dict[type[Struct], dict[str, str]] = {
     Webhook: {"principals": f'["{MARK}"]', "created_by": str(ADA)},
     Bulk: {"asked": f'{{"created_by":"{MARK}"}}'}, OAuthClient: {"created_by": str(ADA), "redirect_uris": f'["https://{MARK}.example.com","https://example.com"]'},
     Schedule: {"details": f'{{"name":"{MARK}"}}'},
+    Limit: {"rules": f'{{"overrides":{{"{MARK}":{{"weight":2}}}}}}'},
     Pauses: {"listed": f'[{{"since":1.0,"by_kind":"agent","by_id":"{MARK}","reason":"{MARK}"}}]'},
     Audit: {"body": f'{{"ip":"{MARK}","message":"{MARK} was here","principal_id":"{MARK}","principal_kind":"agent",'
                     f'"reason":"{MARK}"}}'}}

@@ -1,0 +1,201 @@
+"""Random programs with limits, beside the simplest account of them: what is leased may be, and what may be is leased.
+
+Which of several turns comes next is not compared, except that each key gets its share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from asyncgate import Engine
+from asyncgate.conformance import harness
+from asyncgate.parts.model import queries, stored_limits, wire
+
+pytestmark = pytest.mark.anyio
+
+NAMES: dict[str, dict[str, Any]] = {
+    "total": {"concurrency_total": 3}, "both": {"concurrency_total": 4, "concurrency_per_key": 2},
+    "key": {"concurrency_per_key": 1, "overrides": {"b": {"concurrency_per_key": 2, "weight": 2}}}}
+KEYS = ("a", "b", "c")
+TYPES = ("x", "y")
+
+
+class Account:
+    """What a gate has been told, and what follows from it for its limits."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, dict[str, Any]] = {}
+        self.tasks: dict[str, tuple[str, dict[str, str], int]] = {}     # type, limits, priority
+        self.waiting: dict[str, None] = {}
+        self.held: dict[str, wire.Offer | None] = {}       # None: nobody knows the lease
+
+    def count(self, name: str, key: str | None) -> int:
+        """Return how many leases count against a limit, or one of its keys."""
+        keys = [self.tasks[task_id][1].get(name) for task_id in self.held]
+        return sum(held is not None and key in (None, held) for held in keys)
+
+    def allows(self, task_id: str) -> bool:
+        """Whether every limit of a task has room for it."""
+        for name, key in self.tasks[task_id][1].items():
+            rules = self.limits.get(name, {})
+            own = rules.get("overrides", {}).get(key, {})
+            most = own.get("concurrency_per_key", rules.get("concurrency_per_key"))
+            total = rules.get("concurrency_total")
+            if most is not None and self.count(name, key) >= most:
+                return False
+            if total is not None and self.count(name, None) >= total:
+                return False
+        return True
+
+    def list_claimable(self, types: list[str]) -> list[str]:
+        """Return the waiting tasks that a claim may get."""
+        return [task_id for task_id in self.waiting if self.tasks[task_id][0] in types and self.allows(task_id)]
+
+    def grant(self, offer: wire.Offer, types: list[str]) -> None:
+        """Note a lease; it must be allowed, and of the first task that has the same limits."""
+        task_id = offer.task_id
+        assert task_id in self.list_claimable(types), "a limit is exceeded"
+        alike = [other for other in self.waiting if self.tasks[other][:2] == self.tasks[task_id][:2]]
+        assert task_id == min(alike, key=lambda other: (-self.tasks[other][2], other)), "another one is before it"
+        del self.waiting[task_id]
+        self.held[task_id] = offer
+
+
+class Program:
+    """A random program against one tenant, through several gates."""
+
+    def __init__(self, gate: harness.Gate, seed: int) -> None:
+        self.gates = [gate, gate.beside()]
+        self.random, self.account = random.Random(seed), Account()
+
+    @property
+    def gate(self) -> harness.Gate:
+        """Return one of the gates."""
+        return self.random.choice(self.gates)
+
+    async def run(self, steps: int) -> None:
+        """Do some steps, then look at what is stored, and finish everything."""
+        for _ in range(steps):
+            step = self.random.choices(
+                (self.create, self.claim, self.end, self.change, self.kill), (6, 6, 5, 1, 1))[0]
+            await step()
+            await self.compare()
+        await self.finish()
+
+    async def create(self) -> None:
+        """Create a task with some limits."""
+        names = self.random.sample(sorted(NAMES), self.random.randint(0, 3))
+        limits = {name: "" if name == "total" else self.random.choice(KEYS) for name in names}
+        type, priority = self.random.choice(TYPES), self.random.randint(0, 1)
+        task_id = await self.gate.create(type=type, limits=limits, priority=priority)
+        self.account.tasks[task_id] = (type, limits, priority)
+        self.account.waiting[task_id] = None
+
+    async def claim(self) -> None:
+        """Claim; a claim that gets nothing is right only where nothing may be leased."""
+        types = self.random.choice((["x"], ["y"], ["x", "y"]))
+        most = self.random.randint(1, 4)
+        offers = (await self.gate.as_worker().lease_next(max_tasks=most, accept_types=types)).tasks
+        claimable = self.account.list_claimable(types)
+        assert offers or not claimable, "a task that may be leased is not"
+        for offer in offers:
+            self.account.grant(offer, types)
+
+    async def end(self) -> None:
+        """End a lease in one of many ways."""
+        if not self.account.held:
+            return
+        task_id = self.random.choice(sorted(self.account.held))
+        offer, worker = self.account.held.pop(task_id), self.gate.as_worker()
+        assert offer is not None
+        way = self.random.choice(("complete", "fail", "release", "cancel", "lose"))
+        if way == "complete":
+            await worker.complete(**harness.under(offer, artifacts=["x"]))
+        elif way == "fail":
+            await worker.fail(**harness.under(offer, error="x"))
+        elif way == "release":
+            await worker.release_lease(**harness.under(offer))
+            self.account.waiting[task_id] = None
+        elif way == "cancel":
+            await self.gate.cancel_task(task_id=task_id)
+        else:
+            self.account.held[task_id] = offer
+            await self.lose()
+
+    async def lose(self) -> None:
+        """Let all leases run out; none of the tasks is on hold by it."""
+        gate = self.gates[0]
+        gate.skip(400)
+        await gate.sweep()
+        gate.skip(10)
+        for task_id in list(self.account.held):
+            del self.account.held[task_id]
+            record = await gate.task(task_id)
+            assert record.status == "queued"
+            if record.held is None:
+                self.account.waiting[task_id] = None
+
+    async def change(self) -> None:
+        """Set a limit, or remove it."""
+        name = self.random.choice(sorted(NAMES))
+        if self.random.random() < 0.3:
+            await self.gate.as_admin().remove_limit(name=name)
+            self.account.limits.pop(name, None)
+        else:
+            await self.gate.as_admin().set_limit(name=name, **NAMES[name])
+            self.account.limits[name] = NAMES[name]
+
+    async def kill(self) -> None:
+        """Break off a claim whose outcome nobody learns; another gate goes on, and leases that nobody has run out."""
+        call = asyncio.create_task(Program.ask(self.gates[1].engine, self.gates[1]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        await self.gates[1].engine.batches.wait_for_all()
+        self.gates[1] = self.gates[0].beside()
+        for task_id in list(self.account.waiting):
+            record = await self.gates[0].task(task_id)
+            if record.status == "leased":
+                self.account.held[task_id] = None
+                del self.account.waiting[task_id]
+        await self.lose()
+
+    @staticmethod
+    async def ask(engine: Engine, gate: harness.Gate) -> None:
+        """Claim some tasks."""
+        await gate.as_worker("lost").lease_next(max_tasks=2, accept_types=list(TYPES))
+
+    async def compare(self) -> None:
+        """Compare what counts with the leases that live."""
+        rows = await self.gates[0].backend.page(self.gates[0].tenant_id, queries.Rows(stored_limits.Hold, "", 1000))
+        held = [(name, key, task_id) for task_id in self.account.held
+                for name, key in self.account.tasks[task_id][1].items()]
+        assert sorted((row.limit_name, row.limit_key, row.task_id) for row in rows) == sorted(held)
+
+    async def finish(self) -> None:
+        """Complete everything: nothing is starved."""
+        while self.account.waiting or self.account.held:
+            for task_id in list(self.account.held):
+                offer = self.account.held.pop(task_id)
+                assert offer is not None
+                await self.gate.as_worker().complete(**harness.under(offer, artifacts=["x"]))
+            offers = (await self.gate.as_worker().lease_next(max_tasks=4, accept_types=list(TYPES))).tasks
+            assert offers or not self.account.waiting, "what waits is never leased"
+            for offer in offers:
+                self.account.grant(offer, list(TYPES))
+        await self.compare()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_random_program_never_sees_a_limit_exceeded_a_slot_leaked_or_a_key_starved(
+        make_gate: Any, seed: int) -> None:
+    gate = make_gate(max_expiries=0, expiry_jitter_seconds=0.0)
+
+    await Program(gate, seed).run(70)
