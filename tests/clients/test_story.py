@@ -406,14 +406,12 @@ def test_a_worker_gives_back_what_it_cannot_finish_in_time(story: Story) -> None
 
 def test_an_end_that_could_not_be_delivered_is_delivered_by_the_next_process(story: Story) -> None:
     """And a wait for the result outlives the gate."""
-    worker = story.work("postman", capabilities=["postman"], ttlSeconds=600)
+    worker = story.work("postman", capabilities=["postman"], ttlSeconds=600, drainSeconds=0.2)
     task_id = story.submit("slow", 1, needs=["postman"])
     story.notes("postman", "began")
     port = story.gate.port
     story.gate.kill()
-    threading.Event().wait(1.2)
-    worker.terminate()
-    threading.Event().wait(0.2)
+    story.notes("postman", "slept")
     worker.terminate()      # it does not wait for a gate that may never come
     assert worker.wait() == 0
     assert [*(story.folder / "state").rglob("*.letters")] != []
@@ -422,7 +420,7 @@ def test_an_end_that_could_not_be_delivered_is_delivered_by_the_next_process(sto
     again = story.work("postman", capabilities=["postman"])
 
     assert story.get("result", task_id=task_id) == "slept"
-    assert story.notes("postman") == ["began"]
+    assert story.notes("postman") == ["began", "slept"]
     story.wait(task_id, "succeeded")
     again.terminate()
     assert again.wait() == 0

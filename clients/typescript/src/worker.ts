@@ -320,6 +320,7 @@ export class Worker {
 
   // Stops the running jobs and gives all leases back, those of a claim whose answer was lost among them.
   async #leave(): Promise<void> {
+    this.#hurried.abort();      // what is not delivered now is kept
     const left = [...this.#running.values()];
     for (const { job } of left) job.lose("stopping");
     const ended = new AbortController();

@@ -34,7 +34,7 @@ worker.task("ask", async (_, job) => {
   const answer = await job.ask("go", { message: "Go on?", to: { kind: "human", id: "boss" } });
   return [answer.action, answer.content];
 });
-worker.task("slow", async (seconds, job) => { note("began"); await pause(seconds * 1000, undefined, { signal: job.signal }); return "slept"; });
+worker.task("slow", async (seconds, job) => { note("began"); await pause(seconds * 1000, undefined, { signal: job.signal }); note("slept"); return "slept"; });
 worker.task("crash", async (_, job) => {
   const done = await job.step("once", () => { note("once"); return "kept"; });
   if (job.checkpoint === undefined) {

@@ -108,6 +108,7 @@ def ask(payload: Any, job: Job) -> list[Any]:
 async def slow(seconds: float) -> str:
     note("began")
     await asyncio.sleep(seconds)
+    note("slept")
     return "slept"
 
 
