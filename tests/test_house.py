@@ -29,6 +29,8 @@ BESIDE = (
     ".gitignore",
     "AGENTS.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
     "Dockerfile",
     "LICENSE",
     "README.md",
@@ -36,6 +38,7 @@ BESIDE = (
     "fly.toml",
     "hatch_build.py",
     "pyproject.toml",
+    "server.json",
 )
 TEXT = {".cjs", ".css", ".html", ".js", ".json", ".md", ".py", ".service", ".sh", ".sql", ".tpl", ".yaml"}
 
