@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError
 
 from asyncgate import Caller, speaker
 from asyncgate.extras.a2a import requests, view
@@ -27,7 +27,6 @@ Params = Mapping[str, Any]
 MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
 NO_PUSH = "this agent sends no push notifications; SendMessage waits for the outcome, and GetTask reads it"
-NO_STREAM = "this agent has no streams; SendMessage waits for the outcome, and GetTask reads it"
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
 
@@ -89,18 +88,19 @@ class Visit:
 
 async def send_message(visit: Visit, params: Params) -> dict[str, Any]:
     """Take a message; answer when the task has ended or asks, or at once if the client wants that."""
-    how, sent = requests.take_object(params, "configuration"), requests.read_message(params)
+    how = requests.take_object(params, "configuration")
     history = requests.take_integer(how, "historyLength", 0)
-    if requests.take_object(how, "taskPushNotificationConfig", "configuration."):
-        raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
-    task_id = await deliver(visit, sent)
+    task_id, _ = await take_message(visit, params)
     at_once = requests.take_flag(how, "returnImmediately")
     seen = await (visit.read(task_id) if at_once else visit.wait(task_id))
     return {"task": view.show_task(seen, history)}
 
 
-async def deliver(visit: Visit, sent: Sent) -> str:
-    """Make a task of a message, or give it to the task that has asked; return the id of the task."""
+async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
+    """Make a task of a message, or give it to the task that has asked; return the task and the receipt of that."""
+    how, sent = requests.take_object(params, "configuration"), requests.read_message(params)
+    if requests.take_object(how, "taskPushNotificationConfig", "configuration."):
+        raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
     if sent.task_id is not None:
         visit.permit("answer_input", "get_task")
         return await answer(visit, sent, sent.task_id)
@@ -116,7 +116,8 @@ async def deliver(visit: Visit, sent: Sent) -> str:
     if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
         raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
                        "take a new key", taskId=made.task_id)
-    return str(made.task_id)
+    record = await visit.perform("get_task", task_id=made.task_id)
+    return record.task_id, record.obligation_receipt_id
 
 
 def find_key(visit: Visit, sent: Sent) -> str | None:
@@ -161,7 +162,7 @@ async def find_declared(visit: Visit) -> bool:
     return any(bytes(row.payload_schema or b"null") != b"null" for row in reply.types)
 
 
-async def answer(visit: Visit, sent: Sent, task_id: str) -> str:
+async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
     """Answer the oldest question of a task to its owner, or the one that the metadata of the message names."""
     seen = await visit.read(task_id)
     if sent.context_id not in (None, seen.context_id):
@@ -173,10 +174,10 @@ async def answer(visit: Visit, sent: Sent, task_id: str) -> str:
                        "without taskId begins another task", taskId=task_id)
     content = read_content(asked[0], sent) if action == "accept" else None
     try:
-        await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
+        reply = await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
     except errors.GateError as refusal:
         raise translate(refusal, task_id) from None
-    return task_id
+    return task_id, reply.receipt_id
 
 
 def read_content(question: Any, sent: Sent) -> Any:
@@ -299,33 +300,6 @@ async def refuse_push(visit: Visit, params: Params) -> dict[str, Any]:
     raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
 
 
-async def refuse_stream(visit: Visit, params: Params) -> dict[str, Any]:
-    """Say that there are no streams."""
-    raise A2AError("UNSUPPORTED_OPERATION", NO_STREAM)
-
-
 async def get_card(visit: Visit, params: Params) -> Any:
     """Show the card, also where it is not public."""
     return visit.card()
-
-
-class Method(Struct, frozen=True):
-    """A method, and the operation that counts as its call."""
-
-    run: Callable[[Visit, Params], Awaitable[dict[str, Any]]]
-    operation: str
-
-
-METHODS = {
-    "SendMessage": Method(send_message, "create_task"),
-    "SendStreamingMessage": Method(refuse_stream, "create_task"),
-    "GetTask": Method(get_task, "get_task"),
-    "ListTasks": Method(list_tasks, "list_tasks"),
-    "CancelTask": Method(cancel_task, "cancel_task"),
-    "SubscribeToTask": Method(refuse_stream, "get_task"),
-    "CreateTaskPushNotificationConfig": Method(refuse_push, "get_task"),
-    "GetTaskPushNotificationConfig": Method(refuse_push, "get_task"),
-    "ListTaskPushNotificationConfigs": Method(refuse_push, "get_task"),
-    "DeleteTaskPushNotificationConfig": Method(refuse_push, "get_task"),
-    "GetExtendedAgentCard": Method(get_card, "get_task"),
-}

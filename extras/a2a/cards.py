@@ -28,7 +28,7 @@ def make_card(agent: str, address: str, about: Described, modes: tuple[str, ...]
         "supportedInterfaces": [
             {"url": f"{address}/rpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
             {"url": f"{address}/v1", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}],
-        "capabilities": {"streaming": False, "pushNotifications": False, "extendedAgentCard": True},
+        "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": True},
         "securitySchemes": {"bearer": {"httpAuthSecurityScheme": {
             "scheme": "Bearer", "description": "a key of the gate, or an access token"}}},
         "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate.extras.a2a import cards
-from asyncgate.extras.a2a.calls import METHODS, Method, Params, Visit
+from asyncgate.extras.a2a.calls import Params, Visit
+from asyncgate.extras.a2a.methods import METHODS, Method
 from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
 from asyncgate.parts.faces import http
 from asyncgate.parts.faces.front import JSON_TYPE
+from asyncgate.parts.faces.stream import STREAM_HEADERS
 from asyncgate.parts.model import connection, errors, screening
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.trace import find_trace
@@ -116,9 +119,11 @@ class AgentCall:
 
     async def answer(self, send: connection.Send) -> None:
         """Answer the request."""
-        begun, refusal = perf_counter(), None
+        begun, refusal, first = perf_counter(), None, None
         try:
             reply = await self._perform()
+            if isinstance(reply, AsyncIterator):        # what refuses a stream is an ordinary answer
+                first = await anext(reply)
         except (A2AError, errors.GateError) as refused:
             refusal = translate(refused) if isinstance(refused, errors.GateError) else refused.with_traceback(None)
         except asyncio.CancelledError:
@@ -132,8 +137,36 @@ class AgentCall:
             self.gate.meter.note_call("a2a", self.name, begun, None, cause)
         if refusal is not None:
             return await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc)
-        shown = {"jsonrpc": "2.0", "id": self.id, "result": reply} if self.is_rpc else reply
-        await self.gate.send(send, self.scope, 200, encode_json(shown), (), JSON_TYPE if self.is_rpc else A2A_TYPE)
+        if isinstance(reply, AsyncIterator):
+            with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
+                await http.run_while_connected(self._send_events(first, reply, send), self.receive)
+            return
+        body = encode_json(self._frame(reply))
+        await self.gate.send(send, self.scope, 200, body, (), JSON_TYPE if self.is_rpc else A2A_TYPE)
+
+    def _frame(self, reply: Any) -> Any:
+        return {"jsonrpc": "2.0", "id": self.id, "result": reply} if self.is_rpc else reply
+
+    async def _send_events(self, first: Any, events: AsyncIterator[Any], send: connection.Send) -> None:
+        """Send events until there are no more; a comment keeps a quiet stream open."""
+        headers = [*STREAM_HEADERS, *self.gate.safety(self.scope, {name for name, _ in STREAM_HEADERS})]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send_event(send, self._frame(first))
+        try:
+            async for event in events:
+                if event is None:
+                    await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
+                else:
+                    await self._send_event(send, self._frame(event))
+        except (A2AError, errors.GateError) as refused:
+            no = translate(refused) if isinstance(refused, errors.GateError) else refused
+            error = {"jsonrpc": "2.0", "id": self.id, "error": no.to_rpc()} if self.is_rpc else no.to_http()
+            await self._send_event(send, error)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_event(self, send: connection.Send, event: Any) -> None:
+        """Send one event; JSON of the gate has no line ends."""
+        await send({"type": "http.response.body", "body": b"data: %b\n\n" % encode_json(event), "more_body": True})
 
     async def _perform(self) -> Any:
         """Let in, read and carry out a call: who asks is judged first, then the size, and the content last."""

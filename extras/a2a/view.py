@@ -60,7 +60,7 @@ class Seen(Struct):
             case "failed":
                 return "REJECTED" if read_error(self.record).get("code") == "rejected" else "FAILED"
         if self.open:
-            return "AUTH_REQUIRED" if is_about_access(self.open[0].key) else "INPUT_REQUIRED"
+            return name_question(self.open[0].key)
         return "WORKING" if self.record.fence or self.record.held else "SUBMITTED"
 
     @property
@@ -69,9 +69,9 @@ class Seen(Struct):
         return self.state in ENDED_STATES | ASKS
 
 
-def is_about_access(key: str) -> bool:
-    """Whether a question asks for an authorization, as its key says."""
-    return key == AUTH[0] or key.startswith(AUTH[1:])
+def name_question(key: str) -> str:
+    """Return the state of a task that has asked its client, which the key of the question tells."""
+    return "AUTH_REQUIRED" if key == AUTH[0] or key.startswith(AUTH[1:]) else "INPUT_REQUIRED"
 
 
 def show_task(seen: Seen, history: int | None = None, artifacts: bool = True) -> dict[str, Any]:
@@ -109,7 +109,8 @@ def find_message(seen: Seen) -> dict[str, Any] | None:
     """Return what is to be said of a state; of a completed task its artifacts say all, or clients show it twice."""
     record = seen.record
     if seen.open:
-        return show_question(seen, seen.open[0])
+        asked = seen.open[0]
+        return show_question(seen, asked.key, asked.message, decode_json(bytes(asked.schema)))
     if record.status == "failed":
         error = read_error(record)
         return say(seen, "error", str(error.get("message") or error.get("code") or "the task has failed"))
@@ -138,13 +139,13 @@ def make_message(seen: Seen, message_id: str, role: str, parts: list[Part]) -> d
             "contextId": seen.context_id}
 
 
-def show_question(seen: Seen, question: Any) -> dict[str, Any]:
+def show_question(seen: Seen, key: str, words: str, schema: Any) -> dict[str, Any]:
     """Show a question; the schema of its answer is a part beside the words, while it is open."""
-    parts: list[Part] = [{"text": question.message, "mediaType": TEXT_MODE}]
-    if (schema := decode_json(bytes(question.schema))) is not None:
+    parts: list[Part] = [{"text": words, "mediaType": TEXT_MODE}]
+    if schema is not None:
         parts.append({"data": schema, "mediaType": "application/schema+json"})
-    message = make_message(seen, f"{seen.record.task_id}:input:{question.key}", "ROLE_AGENT", parts)
-    return {**message, "metadata": {QUESTION_KEY: question.key}}
+    message = make_message(seen, f"{seen.record.task_id}:input:{key}", "ROLE_AGENT", parts)
+    return {**message, "metadata": {QUESTION_KEY: key}}
 
 
 def show_history(seen: Seen, payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,7 +158,7 @@ def show_history(seen: Seen, payload: dict[str, Any]) -> list[dict[str, Any]]:
     for question in seen.questions:
         if question in seen.open[:1]:
             continue        # it is the status
-        history.append(show_question(seen, question))
+        history.append(show_question(seen, question.key, question.message, decode_json(bytes(question.schema))))
         if question.receipt_id is not None and question.answered_by is not None:
             content = decode_json(bytes(question.content))
             history.append(make_message(seen, question.receipt_id, "ROLE_USER", [to_part(unwrap_text(content))]))

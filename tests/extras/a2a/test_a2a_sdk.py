@@ -90,12 +90,13 @@ def programs(start: Callable[..., Live], tmp_path: Path) -> Iterator[Programs]:
 
 
 @contextlib.asynccontextmanager
-async def connected(programs: Programs, binding: str, polling: bool = False) -> AsyncIterator[Any]:
+async def connected(programs: Programs, binding: str, polling: bool = False, streaming: bool = False,
+                    ) -> AsyncIterator[Any]:
     """Connect a client of the SDK, which reads the card first."""
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(headers=headers, timeout=PATIENCE_SECONDS, trust_env=False) as http:
         config = client.ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], polling=polling,
-                                     use_client_preference=True)
+                                     streaming=streaming, use_client_preference=True)
         yield await client.create_client(f"{programs.gate.url}/a2a/scan", config)
 
 
@@ -106,8 +107,9 @@ def message(text: str, **more: Any) -> Any:
 
 
 async def send(agent: Any, text: str, **more: Any) -> Any:
-    """Send a message; return the task as the client saw it last."""
-    return [event async for event in agent.send_message(message(text, **more))][-1].task
+    """Send a message, as a stream unless the client polls; return the task as it is then."""
+    events = [event async for event in agent.send_message(message(text, **more))]
+    return await agent.get_task(pb.GetTaskRequest(id=events[0].task.id))
 
 
 async def looks() -> AsyncIterator[None]:
@@ -116,6 +118,13 @@ async def looks() -> AsyncIterator[None]:
         while True:
             yield
             await asyncio.sleep(0.02)
+
+
+async def begun(programs: Programs) -> None:
+    """Wait until the worker is in the middle of a slow task."""
+    async for _ in looks():
+        if programs.begun():
+            return
 
 
 async def reach(agent: Any, task_id: str, state: int) -> Any:
@@ -157,9 +166,7 @@ async def test_a_task_outlives_its_gate_and_its_worker(programs: Programs, bindi
     programs.work()
     async with connected(programs, binding, polling=True) as agent:
         slow = await send(agent, "slow")
-        async for _ in looks():
-            if programs.begun():
-                break
+        await begun(programs)
         asking = await send(agent, "ask")
         programs.kill_worker()
         programs.kill_gate()
@@ -173,6 +180,35 @@ async def test_a_task_outlives_its_gate_and_its_worker(programs: Programs, bindi
 
     assert (done.artifacts[0].parts[0].text, answered.artifacts[0].parts[0].text) == ("SLOW", "page 9")
     assert {task.id for task in listed.tasks} == {slow.id, asking.id}
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_the_sdk_streams_and_comes_back_behind_a_kill(programs: Programs, binding: str) -> None:
+    programs.work()
+    async with connected(programs, binding, streaming=True) as agent:
+        whole = [event async for event in agent.send_message(message("read"))]
+        asking = [event async for event in agent.send_message(message("ask"))]
+        task_id = ""
+        with contextlib.suppress(Exception):        # whatever the SDK raises when its gate is gone
+            async for event in agent.send_message(message("slow")):
+                if not task_id:
+                    task_id = event.task.id
+                    await begun(programs)
+                    programs.kill_worker()
+                    programs.kill_gate()
+        programs.work()
+        back = agent.subscribe(pb.SubscribeToTaskRequest(id=task_id))
+        first = await anext(back)
+        programs.go()
+        rest = [event async for event in back]
+
+    assert whole[0].HasField("task")
+    assert whole[-1].status_update.status.state == pb.TASK_STATE_COMPLETED
+    assert whole[-2].artifact_update.artifact.parts[0].text == "READ"
+    assert asking[-1].status_update.status.state == pb.TASK_STATE_INPUT_REQUIRED
+    assert first.task.id == task_id
+    assert rest[-2].artifact_update.artifact.parts[0].text == "SLOW"
+    assert rest[-1].status_update.status.state == pb.TASK_STATE_COMPLETED
 
 
 async def test_a_client_that_goes_while_it_waits_ends_nothing(programs: Programs) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.extras.a2a.calls import METHODS
+from asyncgate.extras.a2a.methods import METHODS
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import A2ASettings
 from tests.conftest import Serve

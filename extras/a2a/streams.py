@@ -1,0 +1,147 @@
+"""Streams: what happens to a task, read from its receipts.
+
+They stand in one order, so every stream of a task has the same events, at each gate and after each restart.  A stream
+begins with the whole task, and ends when the task ends or begins to ask: clients read one to its end.  One that began
+with a message shows the task as it was behind that message, however much has happened since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asyncgate import speaker
+from asyncgate.extras.a2a import calls, requests, view
+from asyncgate.extras.a2a.calls import Params, Visit
+from asyncgate.extras.a2a.refusals import A2AError
+from asyncgate.parts.faces.stream import CHECK_SECONDS
+from asyncgate.parts.model import wire
+from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.process.readers import Wants
+
+Event = dict[str, Any]
+GOES_ON = frozenset({"task.accepted", "lease.expired", "task.progress", "input.requested", "input.answered",
+                     "input.expired"})
+MAY_END = frozenset({"task.completed", "task.failed", "task.canceled"})
+PAGE_EVENTS = 200
+
+
+class TaskStream:
+    """Where one stream stands."""
+
+    def __init__(self, visit: Visit, task_id: str, since: str | None = None) -> None:
+        self.visit, self.task_id, self.since = visit, task_id, since     # `since`: the receipt of a message
+        self.cursor: dict[str, str] = {}
+        self.waiting: list[wire.ReceiptRecord] = []         # receipts behind `since`, not told yet
+        self.open: dict[str, wire.ReceiptRecord] = {}       # what the client is asked
+        self.seen: view.Seen | None = None
+
+    async def follow(self) -> AsyncIterator[Event | None]:
+        """Yield events, and now and then None while the stream is quiet."""
+        engine, caller, clock = self.visit.gate.engine, self.visit.caller, asyncio.get_running_loop().time
+        with (engine.polls.place(caller.tenant_id, speaker(caller, wire.GetTask(task_id=self.task_id))),
+              engine.readers.take_seat(caller.tenant_id, Wants(task_id=self.task_id)) as seat):
+            seat.begin_look()
+            task, over = await self._begin()
+            yield {"task": task}
+            while not over and engine.longest_wait >= engine.settings.max_wait_seconds:     # else the gate stops
+                for receipt in [*self.waiting, *await self._read_receipts()]:
+                    events, over = await self._show(receipt)
+                    for event in events:
+                        yield event
+                    if over:
+                        return
+                self.waiting = []
+                await engine.wait_for_call(seat.plan_look(), clock() + CHECK_SECONDS)
+                seat.begin_look()
+                await engine.check_caller(caller)
+                yield None
+
+    async def _begin(self) -> tuple[Event, bool]:
+        """Return the task as it was behind the message, and whether that is all that there is to tell.
+
+        Without a message it is the task behind the last receipt that was read, so that nothing is lost in between.
+        """
+        past = list[wire.ReceiptRecord]()
+        while (receipts := await self._read_receipts()) or self.seen is None:
+            past += receipts
+            self.seen = await self.visit.read(self.task_id)
+        task = view.show_task(self.seen)
+        if (at := next((n for n, receipt in enumerate(past) if receipt.receipt_id == self.since), None)) is not None:
+            past, self.waiting = past[:at + 1], past[at + 1:]
+        for receipt in past:
+            self._note_question(receipt)
+        if at is None:
+            return task, self.seen.state in view.ENDED_STATES
+        task.pop("artifacts", None)
+        task["status"] = self._make_status(past[-1])
+        return task, task["status"]["state"].removeprefix("TASK_STATE_") in view.ASKS
+
+    async def _read_receipts(self) -> list[wire.ReceiptRecord]:
+        """Return the receipts that have come, in their order."""
+        receipts, more = list[wire.ReceiptRecord](), True
+        while more:
+            page = await self.visit.perform("get_task_history", task_id=self.task_id, limit=PAGE_EVENTS, **self.cursor)
+            receipts += [event.receipt for event in page.events if event.receipt is not None]
+            self.cursor = {"cursor": page.cursor} if page.cursor is not None else self.cursor
+            more = page.next_cursor is not None
+        return receipts
+
+    def _note_question(self, receipt: wire.ReceiptRecord) -> None:
+        if receipt.receipt_type == "input.requested":
+            self.open[receipt.receipt_id] = receipt
+        for parent in receipt.parents:
+            if receipt.receipt_type in ("input.answered", "input.expired"):
+                self.open.pop(parent, None)
+
+    async def _show(self, receipt: wire.ReceiptRecord) -> tuple[list[Event], bool]:
+        """Return the events of a receipt, and whether the stream ends with them."""
+        self._note_question(receipt)
+        body = decode_json(bytes(receipt.body)) or {}
+        if receipt.receipt_type in MAY_END and not body.get("requeued"):
+            return await self._show_end(), True
+        if receipt.receipt_type not in GOES_ON | MAY_END or body.get("reason") == "task_ended":
+            return [], False
+        status = self._make_status(receipt)
+        asks = status["state"].removeprefix("TASK_STATE_") in view.ASKS
+        return [self._tell("statusUpdate", status=status)], asks
+
+    def _make_status(self, receipt: wire.ReceiptRecord) -> dict[str, Any]:
+        """Return the state that a receipt leads to."""
+        assert self.seen is not None
+        state = "SUBMITTED" if receipt.receipt_type == "task.assigned" else "WORKING"
+        status = {"state": f"TASK_STATE_{state}", "timestamp": view.to_moment(receipt.created_at)}
+        owner = self.seen.record.created_by
+        for asked in self.open.values():
+            if asked.to.same(owner):
+                body = decode_json(bytes(asked.body)) or {}
+                message = view.show_question(self.seen, str(body.get("key")), str(body.get("message")),
+                                             body.get("schema"))
+                return {**status, "state": f"TASK_STATE_{view.name_question(str(body.get('key')))}", "message": message}
+        return status
+
+    async def _show_end(self) -> list[Event]:
+        """Return what is to be told of a task that has ended: its artifacts, then its state."""
+        ended = view.show_task(await self.visit.read(self.task_id), history=0)
+        artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
+                     for artifact in ended.get("artifacts", ())]
+        return [*artifacts, self._tell("statusUpdate", status=ended["status"])]
+
+    def _tell(self, kind: str, **members: Any) -> Event:
+        assert self.seen is not None
+        return {kind: {"taskId": self.task_id, "contextId": self.seen.context_id, **members}}
+
+
+async def stream_message(visit: Visit, params: Params) -> AsyncIterator[Event | None]:
+    """Take a message, and stream what becomes of it."""
+    return TaskStream(visit, *await calls.take_message(visit, params)).follow()
+
+
+async def subscribe(visit: Visit, params: Params) -> AsyncIterator[Event | None]:
+    """Stream what happens to a task from now on."""
+    seen = await visit.read(requests.require_id(params))
+    if seen.state in view.ENDED_STATES:
+        raise A2AError("UNSUPPORTED_OPERATION", f"task {seen.record.task_id} has ended; GetTask has its outcome",
+                       taskId=seen.record.task_id)
+    return TaskStream(visit, seen.record.task_id).follow()
