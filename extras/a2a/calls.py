@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import DecodeError
 
 from asyncgate import Caller, speaker
-from asyncgate.extras.a2a import requests, view
+from asyncgate.extras.a2a import cards, requests, view
 from asyncgate.extras.a2a.refusals import A2AError, no_task, translate
 from asyncgate.extras.a2a.requests import Sent, take
 from asyncgate.extras.a2a.view import Seen
@@ -33,7 +33,8 @@ ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls w
 class Visit:
     """One call of one agent."""
 
-    def __init__(self, gate: Serving, agent: str, caller: Caller, key: str | None, card: Callable[[], Any]) -> None:
+    def __init__(self, gate: Serving, agent: str, caller: Caller, key: str | None,
+                 card: Callable[[Caller], Awaitable[Any]]) -> None:
         self.gate, self.agent, self.caller, self.card = gate, agent, caller, card
         self.key = key      # of the header Idempotency-Key
         self.who = {} if caller.bound else ANYBODY
@@ -137,13 +138,15 @@ def make_context(visit: Visit) -> str:
 
 
 async def make_payload(visit: Visit, sent: Sent, context: str) -> Any:
-    """Return the payload of a new task: the data part, if the type declares what it takes, else the whole message.
+    """Return the payload of a new task: a data part, or words, if the type declares that, else the whole message.
 
     A client makes a new id for a message that it sends again, so under a key the id is no part of the payload.
     """
-    modes = {requests.JSON_MODE} if (declared := await find_declared(visit)) else set(visit.gate.settings.a2a.modes)
-    requests.check_modes(sent.parts, modes)
-    if declared:
+    form = (await cards.describe_agent(visit.gate, visit.caller, visit.agent)).form
+    requests.check_modes(sent.parts, cards.list_modes(form, visit.gate.settings.a2a.modes))
+    if form == "text":
+        return sent.text
+    if form == "data":
         if len(sent.parts) != 1 or "data" not in sent.parts[0]:
             raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"{visit.agent} takes one data part, which is as its card "
                            "says", mediaType=requests.JSON_MODE)
@@ -152,14 +155,6 @@ async def make_payload(visit: Visit, sent: Sent, context: str) -> Any:
             "reference_task_ids": sent.references, "message_id": None if visit.key else sent.message_id}
     return {"text": sent.text, "parts": sent.parts, "context_id": context,
             **{name: value for name, value in more.items() if value}}
-
-
-async def find_declared(visit: Visit) -> bool:
-    """Whether the type of the agent declares the schema of its payloads."""
-    if "declare_type" not in visit.gate.operations:
-        return False
-    reply = await visit.perform("list_types", type=visit.agent)
-    return any(bytes(row.payload_schema or b"null") != b"null" for row in reply.types)
 
 
 async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
@@ -302,4 +297,4 @@ async def refuse_push(visit: Visit, params: Params) -> dict[str, Any]:
 
 async def get_card(visit: Visit, params: Params) -> Any:
     """Show the card, also where it is not public."""
-    return visit.card()
+    return await visit.card(visit.caller)

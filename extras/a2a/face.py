@@ -71,7 +71,8 @@ class Face:
                                               allow=["GET", "HEAD"])
             if not self.gate.settings.a2a.public_card:
                 await self.gate.guard.resolve(scope, self.gate.operations["get_task"])
-            body = encode_json(self.make_card(scope, agent))
+            own = self.gate.engine.make_own_caller(self.gate.settings.default_tenant_id)
+            body = encode_json(await self.make_card(scope, agent, own))
         except (A2AError, errors.GateError) as refusal:
             return await self.refuse(scope, send, refusal, None)
         tag = b'"%s"' % sha256(body).hexdigest()[:32].encode()
@@ -86,12 +87,13 @@ class Face:
             raise A2AError("METHOD_NOT_FOUND", f"this gate offers no agent {agent}; the setting a2a.agents names those "
                            "that it offers")
 
-    def make_card(self, scope: connection.Scope, agent: str) -> dict[str, Any]:
-        """Return the card of an agent, with absolute addresses."""
+    async def make_card(self, scope: connection.Scope, agent: str, caller: Caller) -> dict[str, Any]:
+        """Return the card of an agent, with absolute addresses, and what the caller's tenant declares of its type."""
         host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost").decode("latin-1")
         base = self.gate.settings.public_url.rstrip("/") or f"{scope['scheme']}://{host}{scope.get('root_path', '')}"
         address = f"{base}/a2a/{quote(agent, safe='')}"
-        return cards.make_card(agent, address, cards.Described(), self.gate.settings.a2a.modes)
+        about = await cards.describe_agent(self.gate, caller, agent)
+        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes)
 
     async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError | errors.GateError,
                      id: Any, is_rpc: bool = False) -> None:
@@ -181,7 +183,7 @@ class AgentCall:
         if op.takes.creates and (trace := find_trace(self.scope["headers"])):
             caller = replace(caller, trace=trace)
         visit = Visit(self.gate, self.agent, caller, self._read_key(),
-                      lambda: self.face.make_card(self.scope, self.agent))
+                      lambda caller: self.face.make_card(self.scope, self.agent, caller))
         run: Callable[[Visit, Params], Awaitable[Any]] = method.run
         return await http.run_while_connected(run(visit, params), self.receive)
 
