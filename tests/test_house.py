@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_200,
     "commands": 8_100,
     "conformance": 19_860,
-    "extras/a2a": 1_300,
+    "extras/a2a": 1_400,
     "extras/ai_worker": 1_300,
     "extras/asking": 840,
     "extras/console": 6_970,
