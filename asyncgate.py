@@ -85,7 +85,7 @@ from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.limiting import (
-    find_pattern, find_type_limits, lane_of as lane_of, Limiting, read_limits, STOPPED_SECONDS, write_limits)
+    find_pattern, find_type_limits, lane_of as lane_of, Limiting, read_limits, STOPPED_SECONDS, TurnQueue, write_limits)
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
@@ -460,15 +460,15 @@ class Work:
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
         for lane in self.reordered & self.ready.keys():
             self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: place(self.tasks[id])))
-        heads_of: list[tuple[int, Callable[[], Task | None]]] = [
-            *[(lane, partial(self._find_head, queue)) for lane, queue in self.ready.items()],
-            *[(lane, queue.find_head) for lane, queue in self.limiting.queues.items()]]
-        finds = [find for lane, find in heads_of if matches(*self.known[lane], ask)
-                 and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
-        while heads := [head for find in finds if (head := find()) is not None]:
+        lanes: dict[int, deque[str] | TurnQueue] = {**self.ready, **self.limiting.queues}
+        queues = [queue for lane, queue in lanes.items() if matches(*self.known[lane], ask)
+                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
+        while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
             yield min(heads, key=partial(rank, ask))
 
-    def _find_head(self, queue: deque[str]) -> Task | None:
+    def _find_head(self, queue: deque[str] | TurnQueue) -> Task | None:
+        if isinstance(queue, TurnQueue):
+            return queue.find_head()
         while queue and self.tasks[queue[0]].status != "queued":
             queue.popleft()
         return self.tasks[queue[0]] if queue else None
@@ -508,12 +508,12 @@ class Work:
         if task.lane not in self.known and task.lane not in self.lanes:
             self._set(self.lanes, task.lane, (task.type, needed, find_pattern(task.limits)))
 
-    def set_lease(self, lease: Lease) -> None:
-        """Store the latest lease of a task, in whatever state."""
+    def set_lease(self, lease: Lease, cost: float | None = None) -> None:
+        """Store the latest lease of a task, in whatever state; at its end perhaps with its true cost."""
         before = self.leases.get(lease.task_id)
         more = (lease.ending == "live") - (before is not None and before.ending == "live")
         self.count_usage(leases=more)
-        self.limiting.change_lease(self.tasks[lease.task_id], more)
+        self.limiting.change_lease(self.tasks[lease.task_id], more, cost)
         self._change(self.leases, self.leased, lease.task_id, lease)
         if before is None or before.lease_id != lease.lease_id:
             self._set(self.holders, lease.lease_id, lease.task_id)
@@ -1511,7 +1511,7 @@ class Engine:
             raise NotLocatable(f"task {task.task_id} needs artifacts with a pointer, or a delivery_proof whose "
                                "status is succeeded (PH.3); the lease lives on, complete it again with them")
         where = located.get("artifacts")
-        work.set_lease(replace(lease, ending="completed"))
+        work.set_lease(replace(lease, ending="completed"), ask.cost)
         task = work.move_task(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
                               artifacts=to_canonical(where).decode() if where else None,
                               owed=task.owed and not located)
@@ -1605,7 +1605,7 @@ class Engine:
         again = bool(ask.retryable) and not is_spent(task, task.attempt + 1)
         body = {**self._enclose_json("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
-        work.set_lease(replace(lease, ending="failed"))
+        work.set_lease(replace(lease, ending="failed"), ask.cost)
         if ask.stop_limit is not None:
             until = work.now + (STOPPED_SECONDS if ask.retry_after_seconds is None else ask.retry_after_seconds)
             work.limiting.stop(ask.stop_limit, until, task)

@@ -142,6 +142,8 @@ AGAIN = f"""
 WAKE_TURNS = AGAIN + """
     SELECT lane, limits FROM turns INDEXED BY turns_blocked
     WHERE tenant_id = ?1 AND stage = 'blocked' AND blocked_by = ?2 AND blocked_key = ?3 ORDER BY served LIMIT ?4)"""
+CORRECT_USE = """
+    UPDATE rate_uses SET used = max(0, used + ?4) WHERE tenant_id = ?1 AND limit_name = ?2 AND limit_key = ?3"""
 WAKE_ALL_TURNS = AGAIN + """
     SELECT lane, limits FROM turns INDEXED BY turns_blocked
     WHERE tenant_id = ?1 AND stage = 'blocked' AND blocked_by = ?2)"""
@@ -537,9 +539,9 @@ class SqliteTables(pages.Pages):
                     if enough > len(claims) and portions.add(task, told):
                         break
         if limited := lanes.find_limited(claims, work.now):
-            self._offer_turns(work, limited, enough)
+            self._offer_turns(work, limited, enough, len(claims))
 
-    def _offer_turns(self, work: Work, lanes: list[int], enough: int) -> None:
+    def _offer_turns(self, work: Work, lanes: list[int], enough: int, claims: int) -> None:
         """Load the limits of some lanes, their first open turns, and the first tasks of each."""
         limiting = work.limiting
         self.db.execute(OPEN_DUE, (work.tenant_id, work.now, PROMOTED))
@@ -553,11 +555,13 @@ class SqliteTables(pages.Pages):
             if limiting.find_closed(lane) is not None:
                 continue
             rows = self.db.execute(OPEN_TURNS, (work.tenant_id, str(lane), most)).fetchall()
-            turns = [stored_limits.Turn(*row) for row in rows]
+            turns, portions = [stored_limits.Turn(*row) for row in rows], Portions(claims)
             limiting.cut |= {lane} if len(turns) == most else set()
             piece = min(enough, 2 * enough // max(1, len(turns)) + 1)
             for turn in turns:
-                self._load_turn(work, turn, piece)
+                if self._load_turn(work, turn, piece, portions):
+                    limiting.cut.add(lane)
+                    break
 
     def _load_limit(self, work: Work, name: str) -> None:
         for row in self.db.execute(RECORD[stored_limits.Limit], (work.tenant_id, name)):
@@ -577,15 +581,22 @@ class SqliteTables(pages.Pages):
             for row in self.db.execute(RECORD[stored_limits.RateUse], (work.tenant_id, name, key)):
                 work.load_record(stored_limits.RateUse(*row))
 
-    def _load_turn(self, work: Work, turn: stored_limits.Turn, piece: int) -> None:
+    def _load_turn(self, work: Work, turn: stored_limits.Turn, piece: int, portions: Portions) -> bool:
+        """Load a turn and its first tasks; return whether the tasks that were read are enough for all claims."""
         for pair in read_limits(turn.limits):
             self._load_key(work, *pair)
-        rows = self.db.execute(TURN_HEADS, (work.tenant_id, int(turn.lane), turn.limits, piece)).fetchall()
-        tasks = [stored.Task(*row[:TASK]) for row in rows]
-        for task, row in zip(tasks, rows, strict=True):
-            if task.task_id not in work.tasks:
-                work.load_task(task, progress=stored.Progress(*row[TASK:]) if row[TASK] is not None else None)
-        work.limiting.add_turn(turn, [task.task_id for task in tasks], len(rows) < piece)
+        tasks, enough = list[str](), False
+        with contextlib.closing(self.db.execute(TURN_HEADS, (
+                work.tenant_id, int(turn.lane), turn.limits, piece))) as rows:
+            for row in rows:
+                task, progress = stored.Task(*row[:TASK]), stored.Progress(*row[TASK:]) if row[TASK] else None
+                if task.task_id not in work.tasks:
+                    work.load_task(task, progress=progress)
+                tasks.append(task.task_id)
+                if enough := portions.add(task, progress):
+                    break
+        work.limiting.add_turn(turn, tasks, len(tasks) < piece and not enough)
+        return enough
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Generator[tuple[Any, ...], None, None]:
         """Yield the best tasks of some lanes.
@@ -647,6 +658,7 @@ class SqliteTables(pages.Pages):
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
         many(OPEN_TURN, list_opened(work))
+        many(CORRECT_USE, [(*pair, more) for pair, more in work.limiting.costs.items()])
         many(WAKE_ALL_TURNS, [(name,) for name in work.limiting.changed])
         many(WAKE_TURNS, [(*pair, number) for pair, number in work.limiting.woken.items()])
         many(ADD_DELIVERY, work.delivered.items())

@@ -22,10 +22,11 @@ from msgspec.structs import fields, replace
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.extras import find_extras
-from asyncgate.parts.model import errors, queries, stored, wire
+from asyncgate.parts.model import errors, queries, stored, stored_limits, wire
 from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.limiting import read_limits
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.operations import OPERATIONS
@@ -312,12 +313,17 @@ def list_questions(row: stored.Progress) -> list[stored.Question]:
 
 
 async def miscounted(gate: Gate) -> list[str]:
-    """Return the lanes of which the counted numbers differ from the tasks."""
+    """Return the lanes of which the counted numbers differ from the tasks, and what counts wrongly against limits."""
     there: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     for task in (await gate.everything())["Task"]:
         if (place := place_of(task)) is not None:
             there[task.lane][place] += 1
     rows = await gate.backend.page(gate.tenant_id, queries.QueueFilter(None, None, None, 10_000))
     counted = {row.lane: [row.queued, row.held, row.leased] for row in rows if row.queued or row.held or row.leased}
-    return [f"lane {lane} counts {counted.get(lane)}, its tasks are {there.get(lane)}"
-            for lane in {*counted, *there} if counted.get(lane) != there.get(lane)]
+    holds = await gate.backend.page(gate.tenant_id, queries.Rows(stored_limits.Hold, "", 10_000))
+    held = {(row.limit_name, row.limit_key, row.task_id) for row in holds}
+    leased = {(*pair, task.task_id) for task in (await gate.everything())["Task"] if task.status in stored.ACTIVE
+              for pair in read_limits(task.limits)}
+    return [*(f"lane {lane} counts {counted.get(lane)}, its tasks are {there.get(lane)}"
+              for lane in {*counted, *there} if counted.get(lane) != there.get(lane)),
+            *(f"{hold} counts, or does not, against the facts" for hold in held ^ leased)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance import harness, test_waiting
+from asyncgate.extras.limits.pruning import TurnPruner
 from asyncgate.parts.model import queries, stored_limits, wire
 
 pytestmark = pytest.mark.anyio
@@ -286,3 +287,36 @@ async def test_explain_task_names_the_limit_its_holders_and_how_many_come_before
     assert (told.evidence.limit_name, told.evidence.limit_key) == ("customer", "a")
     assert (told.evidence.holders, told.evidence.in_use, told.evidence.limit) == ([holder], 1, 1)
     assert told.evidence.ahead == 1
+
+
+async def test_what_turns_and_rates_leave_behind_is_deleted(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="customer", rate={"count": 5, "seconds": 60})
+    for number in range(3):
+        await gate.create(limits={"customer": str(number)})
+    for offer in await claim(gate, 10):
+        await complete(gate, offer)
+    assert await claim(gate) == []      # which finds the turns empty
+    waiting = await gate.create(limits={"customer": "0"})
+    gate.skip(61)
+
+    await TurnPruner(gate.engine).run()
+
+    left = [await gate.backend.page(gate.tenant_id, queries.Rows(kind, "", 10))
+            for kind in (stored_limits.Turn, stored_limits.RateUse)]
+    assert [row.limits for row in left[0]] == ['{"customer":"0"}']
+    assert left[1] == []
+    assert [offer.task_id for offer in await claim(gate)] == [waiting]
+
+
+async def test_the_true_cost_that_a_worker_tells_at_the_end_counts(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="tokens", rate={"count": 100, "seconds": 60})
+    for _ in range(3):
+        await gate.create(limits={"tokens": ""}, cost=40)
+    first, second = await claim(gate), await claim(gate)
+
+    await gate.as_worker().complete(**harness.under(first[0], artifacts=["x"], cost=10))
+    await gate.as_worker().fail(**harness.under(second[0], error="x", cost=90))
+
+    assert await claim(gate) == []      # 10 and 90 are all that a window has
+    gate.skip(61)
+    assert len(await claim(gate)) == 1

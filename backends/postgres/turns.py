@@ -56,6 +56,9 @@ OPEN_DUE = AGAIN.format(which="""
     SELECT lane, limits FROM asyncgate.turns
     WHERE tenant_id = $1 AND stage = 'blocked' AND until IS NOT NULL
     AND until <= $2 ORDER BY until LIMIT $3 FOR UPDATE""")
+CORRECT = """
+UPDATE asyncgate.rate_uses SET used = greatest(0, used + $4)
+WHERE tenant_id = $1 AND limit_name = $2 AND limit_key = $3"""
 # Leases are counted as far as a rule asks for it.
 HELD_LIMITS = f"""
 SELECT {listed(typed(stored_limits.Limit), 'l.')}, (
@@ -159,6 +162,8 @@ def save(db: Connection, work: Work) -> None:
     limiting, opened = work.limiting, list_opened(work)
     if opened:
         db.add(BEGIN, work.tenant_id, [lane for lane, _ in opened], [limits for _, limits in opened])
+    for (name, key), more in limiting.costs.items():
+        db.add(CORRECT, work.tenant_id, name, key, float(more))
     if limiting.changed:
         db.add(WAKE_ALL, work.tenant_id, list(limiting.changed))
     if limiting.woken:

@@ -39,11 +39,15 @@ log = logging.getLogger("asyncgate.worker")
 
 
 class Retry(Exception):
-    """Raise it in a task function: this attempt failed, another may succeed, at the earliest `after` seconds."""
+    """Raise it in a task function: this attempt failed, another may succeed, at the earliest `after` seconds.
 
-    def __init__(self, message: str = "try again", *, after: float | None = None, code: str = "retry") -> None:
+    `stop_limit` names a limit of the task of which nobody gets anything for so long, as after a provider's 429.
+    """
+
+    def __init__(self, message: str = "try again", *, after: float | None = None, code: str = "retry",
+                 stop_limit: str | None = None) -> None:
         super().__init__(message)
-        self.after, self.code = after, code
+        self.after, self.code, self.stop_limit = after, code, stop_limit
 
 
 class Park(Exception):
@@ -305,7 +309,8 @@ class TaskFunction:
             return {"error": report, "retryable": False}
         if isinstance(error, Retry):
             after = error.after if isinstance(error.after, int | float) and 0 <= error.after < math.inf else None
-            return {"error": report, "retryable": True, "retry_after_seconds": after}
+            stops = {} if error.stop_limit is None else {"stop_limit": error.stop_limit}
+            return {"error": report, "retryable": True, "retry_after_seconds": after, **stops}
         if traced and (trace := describe_traceback(error)):
             report["traceback"] = trace
         return {"error": report, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}

@@ -1,6 +1,9 @@
 """What limits join to the gate; what claims obey is in parts/model/limiting.py."""
 
 from asyncgate.extras.limits import rules
+from asyncgate.extras.limits.pruning import PRUNE_SECONDS, TurnPruner
 from asyncgate.parts.extras import Extra
+from asyncgate.parts.process.duties import Duty
 
-EXTRA = Extra(operations=rules.OPERATIONS, extensions=lambda engine: [rules.RoomCalls(engine)])
+EXTRA = Extra(operations=rules.OPERATIONS, extensions=lambda engine: [rules.RoomCalls(engine)],
+              duties=lambda engine: {"turns": Duty(PRUNE_SECONDS, TurnPruner(engine).run)})

@@ -45,6 +45,8 @@ class TaskTemplate(Struct, forbid_unknown_fields=True, omit_defaults=True):
     expected_artifact_mime: Any = None
     result_delivery: Any = None
     timeouts: Any = None
+    limits: Any = None
+    cost: Any = None
 
 
 class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

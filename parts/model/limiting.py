@@ -193,6 +193,7 @@ class Limiting:
         self.queues: dict[int, TurnQueue] = {}              # of the lanes that were read for claims
         self.held: dict[tuple[str, str | None], int] = {}   # leases by name and key, by name alone in total, if counted
         self.woken: dict[Pair, int] = {}                    # how many turns to open that wait for a key
+        self.costs: dict[Pair, float] = {}                  # what was used of a rate beside what was told before
         self.changed: dict[str, bool] = {}                  # limits that were set or removed: all their turns open
         self.freed: dict[str, bool] = {}                    # limits of which a lease has ended
         self.until: float | None = None                     # when the first limit is open again that was met
@@ -280,10 +281,11 @@ class Limiting:
 
     # What leases change.
 
-    def change_lease(self, task: stored.Task, more: int) -> None:
-        """Let a lease of a task begin (1) or end (-1)."""
+    def change_lease(self, task: stored.Task, more: int, cost: float | None = None) -> None:
+        """Let a lease of a task begin (1) or end (-1), perhaps with its true cost."""
         if more and task.limits is not None:
             self.begin_lease(task) if more > 0 else self.end_lease(task)
+            self.correct_cost(task, cost)
 
     def begin_lease(self, task: stored.Task) -> None:
         """Let a task that is leased count against its limits, and its turn be over."""
@@ -303,6 +305,12 @@ class Limiting:
             self.count(name, key, -1)
             self.change(self.freed, name, True)
             self.wake(name, key)
+
+    def correct_cost(self, task: stored.Task, cost: float | None) -> None:
+        """Correct what a task has used of the rates of its limits, if its worker tells what it was in truth."""
+        if cost is not None and (more := cost - read_cost(task)):
+            for pair in read_limits(task.limits):
+                self.change(self.costs, pair, self.costs.get(pair, 0.0) + more)
 
     def use_rate(self, name: str, key: str, cost: float) -> None:
         """Add to what a key has used of its rate, if it has one."""

@@ -500,6 +500,7 @@ class Complete(LeaseAsk, kw_only=True):
     delivery_proof: Annotated[dict[str, Any] | None,
                               says("proof that the result was delivered elsewhere: its status is succeeded")] = None
     completion_metadata: Annotated[dict[str, Any] | None, says("further facts, for the receipt")] = None
+    cost: Annotated[Cost | None, says("what it has truly used of the rates of its limits, such as tokens")] = None
 
 
 class CompleteTasks(AsWorker, kw_only=True):
@@ -525,6 +526,7 @@ class Fail(LeaseAsk, kw_only=True):
     retry_after_seconds: Annotated[Pause | None, says("pause before another attempt; default: the backoff")] = None
     stop_limit: Annotated[LimitName | None, says(
         "a limit of the task: nothing of it is leased for retry_after_seconds (default 60), as after a 429")] = None
+    cost: Annotated[Cost | None, says("what it has truly used of the rates of its limits")] = None
 
 
 class ListReceipts(PageAsk, kw_only=True):

@@ -269,6 +269,20 @@ async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
     assert (task["status"], len(seen), task["result"]["error"]["code"]) == ("failed", runs, code)
 
 
+async def test_a_worker_stops_a_limit_of_its_task(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        raise Retry("slow down", after=60, stop_limit="openai")
+
+    async with at_work(worker):
+        await run(gate, limits={"openai": ""}, max_attempts=1)
+    limit = await gate.call("get_limit", name="openai")
+
+    assert limit["stopped_until"] is not None
+
+
 class Odd(BaseException):
     """No Exception, and it cannot even be shown."""
 

@@ -24,7 +24,7 @@ export class Fail extends AsyncGateError {
 
 /** Throw it: this attempt failed, another may succeed, at the earliest `after` seconds from now. */
 export class Retry extends AsyncGateError {
-  constructor(message = "try again", readonly options: { after?: number; code?: string } = {}) { super(options.code ?? "retry", message); }
+  constructor(message = "try again", readonly options: { after?: number; code?: string; stopLimit?: string } = {}) { super(options.code ?? "retry", message); }
 }
 
 /** Throw it, or call job.park: the task is offered again after so many seconds, or at a time; it costs no attempt. */

@@ -263,7 +263,7 @@ export class Worker {
     if (!job.lost) this.#say(`task ${job.taskId}: ${retryable ? "this attempt failed, and another may follow" : "failed for good"}: ${message}`);
     const trace = this.#options.traces !== false && stack && !(error instanceof Fail || error instanceof Retry) ? { traceback: stack } : {};
     const detail = error instanceof Fail && error.options.detail !== undefined ? { detail: error.options.detail } : {};
-    return this.#letter(job, "fail", { error: { code, message, ...trace, ...detail }, retryable, ...(error instanceof Retry && { retry_after_seconds: error.options.after }) });
+    return this.#letter(job, "fail", { error: { code, message, ...trace, ...detail }, retryable, ...(error instanceof Retry && { retry_after_seconds: error.options.after, ...(error.options.stopLimit && { stop_limit: error.options.stopLimit }) }) });
   }
 
   #letter(job: Job, operation: Letter["operation"], fields: Record<string, unknown>): Letter {

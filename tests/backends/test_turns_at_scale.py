@@ -1,0 +1,88 @@
+"""A claim of tasks with limits costs as much with thousands of keys waiting as with one, counted in SQLite's steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from asyncgate.backends.memory import Memory
+from asyncgate.conformance import harness
+from asyncgate.parts.extensions import engine_over
+
+pytestmark = pytest.mark.anyio
+TENANT = "00000000-0000-4000-8000-000000000001"
+KEYS = 3000
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[harness.Gate]:
+    backend = Memory()
+    yield harness.Gate(engine_over(backend, harness.settings_for_tests()), TENANT)
+    await backend.close()
+
+
+async def fill(gate: harness.Gate, keys: int, tasks: int = 1) -> None:
+    """Let tasks of many keys wait."""
+    asked = [{"type": "t", "payload": None, "limits": {"customer": f"c{number}", "openai": ""}}
+             for number in range(keys) for _ in range(tasks)]
+    for at in range(0, len(asked), 500):
+        await gate.as_admin().create_tasks(tasks=asked[at:at + 500])
+
+
+async def count_steps(gate: harness.Gate) -> float:
+    """Return how many steps of its own SQLite takes for a claim, on average."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+    gate.backend.db.set_progress_handler(step, 1)
+    for _ in range(10):
+        assert await gate.claim(accept_types=["t"]) is not None
+    gate.backend.db.set_progress_handler(None, 1)
+    return steps / 10
+
+
+async def test_a_claim_costs_as_much_with_thousands_of_keys_as_with_one(gate: harness.Gate) -> None:
+    other = gate.stranger()
+    for each in (gate, other):
+        await each.as_admin().set_limit(name="customer", concurrency_per_key=50)
+        await each.as_admin().set_limit(name="openai", concurrency_total=500)
+    await fill(gate, 1, 40)
+    await fill(other, KEYS)
+
+    alone, among_many = await count_steps(gate), await count_steps(other)
+
+    assert among_many <= 1.5 * alone, (alone, among_many)
+
+
+async def test_thousands_of_full_keys_cost_a_claim_nothing(gate: harness.Gate) -> None:
+    other = gate.stranger()
+    for each in (gate, other):
+        await each.as_admin().set_limit(name="customer", concurrency_per_key=0, overrides={
+            "free": {"concurrency_per_key": 100}})
+    await fill(other, KEYS)
+    assert await other.claim(accept_types=["t"]) is None       # which finds all of them full
+    for each in (gate, other):
+        for _ in range(12):
+            await each.create(type="t", limits={"customer": "free", "openai": ""})
+
+    alone, among_many = await count_steps(gate), await count_steps(other)
+
+    assert among_many <= 1.2 * alone, (alone, among_many)
+
+
+async def test_a_task_without_limits_is_claimed_by_the_statements_of_ever(gate: harness.Gate) -> None:
+    for _ in range(2):
+        await gate.create(type="t")
+    sent: list[str] = []
+    gate.backend.db.set_trace_callback(sent.append)
+
+    offer = await gate.claim(accept_types=["t"])
+
+    gate.backend.db.set_trace_callback(None)
+    assert offer is not None
+    assert [text for text in sent if re.search(r"\b(turns|holds|rate_uses|FROM limits)\b", text)] == []
