@@ -301,10 +301,9 @@ async def test_what_turns_and_rates_leave_behind_is_deleted(gate: harness.Gate) 
 
     await TurnPruner(gate.engine).run()
 
-    left = [await gate.backend.page(gate.tenant_id, queries.Rows(kind, "", 10))
-            for kind in (stored_limits.Turn, stored_limits.RateUse)]
-    assert [row.limits for row in left[0]] == ['{"customer":"0"}']
-    assert left[1] == []
+    turns = await gate.backend.page(gate.tenant_id, queries.Rows(stored_limits.Turn, "", 10))
+    assert [turn.limits for turn in turns] == ['{"customer":"0"}']
+    assert await gate.backend.page(gate.tenant_id, queries.Rows(stored_limits.RateUse, "", 10)) == []
     assert [offer.task_id for offer in await claim(gate)] == [waiting]
 
 

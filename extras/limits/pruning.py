@@ -37,10 +37,11 @@ class TurnPruner:
                 return row.stage == "idle"
             rate = rules.get(row.limit_name, NO_RULES).find_rate(row.limit_key)
             windows = 1.0 if rate is None else max(1.0, row.used / rate.count)     # what is too much is carried on
-            return row.began + windows * (KEPT_SECONDS if rate is None else rate.seconds) <= now
-        over = [stored.key_of(row) async for row in read_rows(self.engine, tenant_id, kind) if is_over(row)]
-        return sum([await self._drop(tenant_id, kind, over[at:at + MOST_PRUNED], is_over)
-                    for at in range(0, len(over), MOST_PRUNED)])
+            over: bool = row.began + windows * (KEPT_SECONDS if rate is None else rate.seconds) <= now
+            return over
+        keys = [stored.key_of(row) async for row in read_rows(self.engine, tenant_id, kind) if is_over(row)]
+        return sum([await self._drop(tenant_id, kind, keys[at:at + MOST_PRUNED], is_over)
+                    for at in range(0, len(keys), MOST_PRUNED)])
 
     async def _drop(self, tenant_id: str, kind: Any, keys: list[tuple[str, ...]], is_over: Any) -> int:
         def load(needs: Needs, caller: Caller, ask: Any) -> None:

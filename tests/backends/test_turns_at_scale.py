@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,6 +24,12 @@ async def gate() -> AsyncIterator[harness.Gate]:
     await backend.close()
 
 
+def database(gate: harness.Gate) -> sqlite3.Connection:
+    """Return the tables of the gate."""
+    assert isinstance(gate.backend, Memory)
+    return gate.backend.db
+
+
 async def fill(gate: harness.Gate, keys: int, tasks: int = 1) -> None:
     """Let tasks of many keys wait."""
     asked = [{"type": "t", "payload": None, "limits": {"customer": f"c{number}", "openai": ""}}
@@ -39,10 +46,10 @@ async def count_steps(gate: harness.Gate) -> float:
         nonlocal steps
         steps += 1
         return 0
-    gate.backend.db.set_progress_handler(step, 1)
+    database(gate).set_progress_handler(step, 1)
     for _ in range(10):
         assert await gate.claim(accept_types=["t"]) is not None
-    gate.backend.db.set_progress_handler(None, 1)
+    database(gate).set_progress_handler(None, 1)
     return steps / 10
 
 
@@ -79,10 +86,10 @@ async def test_a_task_without_limits_is_claimed_by_the_statements_of_ever(gate: 
     for _ in range(2):
         await gate.create(type="t")
     sent: list[str] = []
-    gate.backend.db.set_trace_callback(sent.append)
+    database(gate).set_trace_callback(sent.append)
 
     offer = await gate.claim(accept_types=["t"])
 
-    gate.backend.db.set_trace_callback(None)
+    database(gate).set_trace_callback(None)
     assert offer is not None
     assert [text for text in sent if re.search(r"\b(turns|holds|rate_uses|FROM limits)\b", text)] == []
