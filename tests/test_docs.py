@@ -46,6 +46,7 @@ from tests.support.patience import PATIENCE_SECONDS
 MARKS = {
     "client:run": "here", "client:pytest": "here", "mcp:run": "here", "prints": "here",
     "shell:run": "here", "worker:run": "here", "worker:sh": "here", "worker:ask": "here", "third-party": "here",
+    "agent:run": "test_agents.py",
     "setup:run": ".ci/run", "setup:test": ".ci/run",
     "ai-worker:start": "test_worker_ai_gate.py", "ai-worker:ask": "test_worker_ai_gate.py",
     "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",

@@ -35,6 +35,7 @@ KNOWS = {
 }
 # What each extra knows of the core; none is known by it.
 EXTRAS = {
+    "agents": ("model", "process", "clients"),
     "a2a": (*BELOW, "faces", "joint"),
     "ai_worker": ("model", "process", "clients"),
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),

@@ -93,8 +93,13 @@ def describe_question(question: Question) -> dict[str, Any]:
     """Return the fields of a request; raises ValueError if it is not clear who is asked."""
     fields: dict[str, Any] = msgspec.to_builtins(question)
     if isinstance(question.to, str):
-        kind, colon, id = question.to.partition(":")
-        if not (kind and colon and id):
-            raise ValueError(f"to is {question.to!r}; it takes a kind and an id, such as human:boss")
-        fields["to"] = {"kind": kind, "id": id}
+        fields["to"] = read_principal(question.to)
     return fields
+
+
+def read_principal(text: str) -> dict[str, str]:
+    """Return the principal that a text names; raises ValueError if it names none."""
+    kind, colon, id = text.partition(":")
+    if not (kind and colon and id):
+        raise ValueError(f"to is {text!r}; it takes a kind and an id, such as human:boss")
+    return {"kind": kind, "id": id}

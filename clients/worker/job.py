@@ -157,6 +157,14 @@ class Job:
         """
         return self._journal.step(name, function, *given, **named)
 
+    def recall(self) -> Any:
+        """Return name and value of each step of earlier runs; the next step comes behind them.
+
+        For a function that keeps a log in its steps, instead of taking the same ones again.  In an async task function
+        await it.
+        """
+        return run_in_thread(self._journal.recall) if is_in_loop() else self._journal.recall()
+
     def ask(self, key: str, message: str, *, schema: Mapping[str, Any] | None = None,
             to: str | Mapping[str, str] | None = None, expires_in_seconds: float | None = None,
             on_expiry: Literal["resume", "fail"] = "resume", checkpoint: Any = None,

@@ -103,6 +103,13 @@ class Journal:
                 self.known = {step["seq"]: (step["name"], step["value"]) for page in pages for step in page["steps"]}
             return self.known
 
+    def recall(self) -> list[tuple[str, Any]]:
+        """Return all recorded steps, and go on behind them."""
+        self.job.check()
+        known = self.values()
+        self.numbers = count(max(known, default=0) + 1)
+        return [known[seq] for seq in sorted(known)]
+
     def record(self, seq: int, name: str, value: Any) -> Any:
         """Record what a step gave; return it, or what was recorded first."""
         value = to_json_value(value, f"step {name}")

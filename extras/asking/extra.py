@@ -7,7 +7,8 @@ from asyncgate.parts.extras import Extra
 COMMAND = "asyncgate.extras.asking.command"
 EXTRA = Extra(
     beside=counted.watch, families=counted.QUESTION_FAMILIES,
-    extensions=lambda engine: [rules.Asking(engine)], commands={"inbox": COMMAND, "answer": COMMAND}, operations=[
+    extensions=lambda engine: [rules.Asking(engine)], commands={
+        "inbox": COMMAND, "answer": COMMAND, "permission-prompt": "asyncgate.extras.asking.permission"}, operations=[
     Operation(rules.request_input, "POST /v1/tasks/{task_id}/inputs", "w A", "tasks:lease", "W", its_task,
               idempotent=True),
     Operation(rules.answer_input, "POST /v1/tasks/{task_id}/inputs/answer", EVERYONE, "tasks:write tasks:lease", "W",

@@ -1,0 +1,302 @@
+"""Agents of three frameworks as task functions, with scripted models: each is killed in the middle, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.clients.http import AsyncHttp
+from tests.support.pages import ROOT, blocks
+from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.anyio
+TOKEN = "a-token-for-tests"
+BOSS = {"principal_kind": "human", "principal_id": "boss"}
+HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
+FRAMEWORKS = {"pydantic_ai": "pydantic_ai", "langgraph": "langgraph", "openai_agents": "agents"}
+# What each program begins with: what happens is noted in a file, and the first process dies at one of its moments.
+HEAD = """
+import os, sys
+from asyncgate.clients import Job, Worker
+
+worker = Worker(sys.argv[1], "w", token=sys.argv[2], state=None, ttl_seconds=1)
+notes, dies_at = sys.argv[3], sys.argv[4]
+
+
+def note(what):
+    with open(notes, "a") as file:
+        file.write(what + "\\n")
+    if what == dies_at and open(notes).read().split().count(what) == 1:
+        os.kill(os.getpid(), 9)
+"""
+PROGRAMS = {"pydantic_ai": HEAD + """
+from pydantic_ai import Agent
+from pydantic_ai.capabilities.request_input import RequestInput
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import FunctionModel
+from asyncgate.extras.agents.pydantic_ai import AskAtGate, AsyncGateDurability, durable
+
+
+def think(messages, info):
+    told = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    note(f"model{len(told)}")
+    if not told:
+        return ModelResponse(parts=[ToolCallPart("build", {"number": 7}, tool_call_id="call_1")])
+    if len(told) == 1:
+        return ModelResponse(parts=[ToolCallPart("deploy", {"version": told[0].content}, tool_call_id="call_2")])
+    return ModelResponse(parts=[TextPart(f"it is {told[1].content}")])
+
+
+agent = Agent(FunctionModel(think), name="clerk",
+              capabilities=[AsyncGateDurability(), RequestInput(AskAtGate("human:boss"))])
+
+
+@agent.tool_plain
+def build(number: int) -> str:
+    note("build")
+    return f"version-{number}"
+
+
+@agent.tool_plain(requires_approval=True)
+def deploy(version: str) -> str:
+    note("deploy")
+    return f"deployed: {version}"
+
+
+@worker.task("t")
+async def work(prompt: str, job: Job) -> str:
+    with durable(job):
+        return (await agent.run(prompt)).output
+
+worker.run()
+""", "langgraph": HEAD + """
+from typing import TypedDict
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+from asyncgate.extras.agents.langgraph import open_saver, run_graph
+
+
+class State(TypedDict, total=False):
+    prompt: str
+    version: str
+    told: str
+
+
+def build(state):
+    note("build")
+    return {"version": "version-7"}
+
+
+def check(state):
+    note("model1")
+    return {}
+
+
+def deploy(state):
+    answer = interrupt({"message": f"May {state['version']} be deployed?"})
+    if answer["action"] != "accept":
+        return {"told": "it is not deployed"}
+    note("deploy")
+    return {"told": f"it is deployed: {state['version']}"}
+
+
+builder = StateGraph(State)
+for name, node, before in (("build", build, START), ("check", check, "build"), ("deploy", deploy, "check")):
+    builder.add_node(name, node)
+    builder.add_edge(before, name)
+builder.add_edge("deploy", END)
+
+
+@worker.task("t")
+async def work(prompt: str, job: Job) -> str:
+    graph = builder.compile(checkpointer=await open_saver(job))
+    return (await run_graph(graph, {"prompt": prompt}, job, to="human:boss"))["told"]
+
+worker.run()
+""", "openai_agents": HEAD + """
+from agents import Agent, Model, ModelResponse, Usage, function_tool, set_tracing_disabled
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from asyncgate.extras.agents.openai_agents import run_agent
+
+set_tracing_disabled(True)
+
+
+class Script(Model):
+    async def get_response(self, system_instructions, input, *given, **more):
+        told = [] if isinstance(input, str) else [item for item in input if item.get("type") == "function_call_output"]
+        note(f"model{len(told)}")
+        if not told:
+            output = ResponseFunctionToolCall(type="function_call", call_id="call_1", name="build",
+                                              arguments='{"number": 7}')
+        elif len(told) == 1:
+            output = ResponseFunctionToolCall(type="function_call", call_id="call_2", name="deploy",
+                                              arguments='{"version": "version-7"}')
+        else:
+            text = ResponseOutputText(type="output_text", text=f"it is {told[1]['output']}", annotations=[])
+            output = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    def stream_response(self, *given, **more):
+        raise NotImplementedError
+
+
+@function_tool
+def build(number: int) -> str:
+    note("build")
+    return f"version-{number}"
+
+
+@function_tool(needs_approval=True)
+def deploy(version: str) -> str:
+    note("deploy")
+    return f"deployed: {version}"
+
+
+agent = Agent(name="clerk", model=Script(), tools=[build, deploy])
+
+
+@worker.task("t")
+async def work(prompt: str, job: Job) -> str:
+    return await run_agent(agent, prompt, job, to="human:boss")
+
+worker.run()
+"""}
+
+
+@pytest.fixture
+async def gate(start: Any) -> AsyncIterator[AsyncHttp]:
+    """A client of a gate that sweeps fast."""
+    async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(start(*HASTY).url, TOKEN) as gate:
+        yield gate
+
+
+@contextmanager
+def child(framework: str, gate: AsyncHttp, notes: Path, dies_at: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker with an agent."""
+    with running(gate, "-c", PROGRAMS[framework], gate.url, TOKEN, str(notes), dies_at) as process:
+        yield process
+
+
+@contextmanager
+def running(gate: AsyncHttp, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of Python, with the gate in its surroundings."""
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false", "ASYNCGATE_URL": gate.url,
+              "ASYNCGATE_API_KEY": TOKEN}
+    with subprocess.Popen([sys.executable, *command], env=around) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def run(framework: str, gate: AsyncHttp, notes: Path, dies_at: str, action: str) -> tuple[str, Any]:
+    """Let an agent work that dies at a moment, and answer it; return what it was asked, and its result."""
+    if find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
+    made = await gate.call("create_task", type="t", payload="deploy it", agent_id="ada", max_attempts=1)
+    asked = ""
+    with child(framework, gate, notes, dies_at) as first:
+        if dies_at != "deploy":
+            assert await asyncio.to_thread(first.wait) == -signal.SIGKILL
+        else:
+            asked = await answer(gate, action)
+            assert await asyncio.to_thread(first.wait) == -signal.SIGKILL
+    with child(framework, gate, notes, dies_at):
+        asked = asked or await answer(gate, action)
+        task: dict[str, Any] = {"status": "queued"}
+        while task["status"] not in ("succeeded", "failed"):
+            task = await gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
+    return asked, task["result"].get("result", task["result"])
+
+
+async def answer(gate: AsyncHttp, action: str) -> str:
+    """Answer the next question as the boss; return what was asked."""
+    while not (owed := (await gate.call("list_open_obligations", **BOSS, wait_seconds=30))["open_obligations"]):
+        continue
+    asked = owed[0]["body"]
+    told = {"task_id": owed[0]["task_id"], "key": asked["key"], "action": action}
+    await gate.call("answer_input", **BOSS, **told, content={"reason": "not today"})
+    return str(asked["message"])
+
+
+@pytest.mark.parametrize("framework", PROGRAMS)
+@pytest.mark.parametrize("dies_at", ["model1", "deploy"])
+async def test_an_agent_that_is_killed_goes_on_and_is_approved_in_another_process(
+        framework: str, dies_at: str, gate: AsyncHttp, tmp_path: Path) -> None:
+    asked, result = await run(framework, gate, tmp_path / "notes", dies_at, "accept")
+
+    assert "version-7" in asked
+    assert result == "it is deployed: version-7"
+    done = Counter((tmp_path / "notes").read_text().split())
+    # What was recorded is not done again; what was under way when the process died is. One step of the Agents SDK is a
+    # whole turn.
+    assert done["build"] == (2 if framework == "openai_agents" and dies_at == "model1" else 1)
+    assert done[dies_at] == 2
+    assert done["deploy"] == (2 if dies_at == "deploy" else 1)
+
+
+@pytest.mark.parametrize("framework", PROGRAMS)
+async def test_what_is_declined_is_not_done_and_the_agent_is_told_why(
+        framework: str, gate: AsyncHttp, tmp_path: Path) -> None:
+    _, result = await run(framework, gate, tmp_path / "notes", "build", "decline")
+
+    assert "deploy" not in (tmp_path / "notes").read_text().split()
+    assert ("it is not deployed" if framework == "langgraph" else "not today") in result
+
+
+# The programs of the documentation, with a scripted model in the place of theirs.
+SCRIPTS = {"pydantic_ai": ("\"openai:gpt-5\"", "FunctionModel(think)", """
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import FunctionModel
+
+
+def think(messages, info):
+    told = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    return ModelResponse(parts=[TextPart(told[0].content) if told else ToolCallPart("deploy", {"version": "v7"})])
+"""), "langgraph": ("", "", ""), "openai_agents": ("\"gpt-5\"", "Script()", """
+from agents import Model, ModelResponse, Usage, set_tracing_disabled
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+set_tracing_disabled(True)
+
+
+class Script(Model):
+    async def get_response(self, system_instructions, input, *given, **more):
+        told = [] if isinstance(input, str) else [item for item in input if item.get("type") == "function_call_output"]
+        output = ResponseFunctionToolCall(type="function_call", call_id="call_1", name="deploy",
+                                          arguments='{"version": "v7"}')
+        if told:
+            text = ResponseOutputText(type="output_text", text=told[0]["output"], annotations=[])
+            output = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    def stream_response(self, *given, **more):
+        raise NotImplementedError
+""")}
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+async def test_a_program_of_the_documentation_waits_for_its_approval(framework: str, gate: AsyncHttp) -> None:
+    if find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
+    [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
+    model, script, prelude = SCRIPTS[framework]
+    made = await gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
+
+    with running(gate, "-c", prelude + block.text.replace(model, script)):
+        asked = await answer(gate, "accept")
+        task = await gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
+
+    assert "v7" in asked
+    assert task["result"]["result"] == "deployed: v7"
