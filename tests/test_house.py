@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_200,
     "commands": 8_100,
     "conformance": 19_900,
-    "extras/a2a": 1_400,
+    "extras/a2a": 1_430,
     "extras/agents": 350,
     "extras/ai_worker": 1_300,
     "extras/asking": 980,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.extras.a2a import cards
+from asyncgate.extras.a2a import cards, v03
 from asyncgate.extras.a2a.calls import Params, Visit
 from asyncgate.extras.a2a.methods import METHODS, Method
 from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from asyncgate import Caller
     from asyncgate.parts.faces.serving import Serving
 
-VERSIONS, VERSION = ("1.0",), b"a2a-version"
+VERSION, NEW, OLD = b"a2a-version", "1.0", "0.3"
 AROUND = 3          # levels of a JSON-RPC request around a message
 A2A_TYPE = (b"content-type", b"application/a2a+json")
 CARD = ".well-known/agent-card.json"
+OLD_CARD = f"{OLD}/{CARD}"
 CARD_SECONDS = 300      # how long a client may keep a card
 NAME, CONFIGS = r"(?P<id>[^/]+)", r"tasks/(?P<taskId>[^/]+)/pushNotificationConfigs"
 # The paths of HTTP+JSON, below the agent and perhaps a tenant; those with a verb before those that a verb would fit.
@@ -56,14 +57,14 @@ class Face:
         """Answer one request."""
         places = scope["path_params"]
         agent, rest = places.get("agent", self.gate.settings.a2a.root), places.get("rest", CARD)
-        if rest == CARD:
-            return await self._send_card(scope, send, agent)
+        if rest in (CARD, OLD_CARD):
+            return await self._send_card(scope, send, agent, is_old=rest == OLD_CARD)
         if rest == "rpc":
             return await AgentCall(self, scope, receive, agent, is_rpc=True).answer(send)
         binding, _, path = rest.partition("/")
         await AgentCall(self, scope, receive, agent, path=path if binding == "v1" else None).answer(send)
 
-    async def _send_card(self, scope: connection.Scope, send: connection.Send, agent: str) -> None:
+    async def _send_card(self, scope: connection.Scope, send: connection.Send, agent: str, is_old: bool) -> None:
         try:
             self.require_agent(agent)
             if scope["method"] not in ("GET", "HEAD"):
@@ -72,7 +73,8 @@ class Face:
             if not self.gate.settings.a2a.public_card:
                 await self.gate.guard.resolve(scope, self.gate.operations["get_task"])
             own = self.gate.engine.make_own_caller(self.gate.settings.default_tenant_id)
-            body = encode_json(await self.make_card(scope, agent, own))
+            card = await self.make_card(scope, agent, own)
+            body = encode_json(v03.show_card(card) if is_old else card)
         except (A2AError, errors.GateError) as refusal:
             return await self.refuse(scope, send, refusal, None)
         tag = b'"%s"' % sha256(body).hexdigest()[:32].encode()
@@ -116,7 +118,7 @@ class AgentCall:
     def __init__(self, face: Face, scope: connection.Scope, receive: connection.Receive, agent: str, *,
                  is_rpc: bool = False, path: str | None = None) -> None:
         self.face, self.gate, self.scope, self.receive, self.agent = face, face.gate, scope, receive, agent
-        self.is_rpc, self.path, self.name = is_rpc, path, "other"
+        self.is_rpc, self.path, self.name, self.is_old = is_rpc, path, "other", False
         self.id: str | int | None = None        # of the request, in JSON-RPC
 
     async def answer(self, send: connection.Send) -> None:
@@ -147,7 +149,8 @@ class AgentCall:
         await self.gate.send(send, self.scope, 200, body, (), JSON_TYPE if self.is_rpc else A2A_TYPE)
 
     def _frame(self, reply: Any) -> Any:
-        return {"jsonrpc": "2.0", "id": self.id, "result": reply} if self.is_rpc else reply
+        shown = v03.show_result(reply) if self.is_old else reply
+        return {"jsonrpc": "2.0", "id": self.id, "result": shown} if self.is_rpc else shown
 
     async def _send_events(self, first: Any, events: AsyncIterator[Any], send: connection.Send) -> None:
         """Send events until there are no more; a comment keeps a quiet stream open."""
@@ -204,9 +207,10 @@ class AgentCall:
         """Refuse another version of the protocol; without one the name of the method tells it."""
         named = next((value.decode("latin-1") for name, value in self.scope["headers"] if name == VERSION), None)
         named = named or http.read_query(self.scope["query_string"]).get("A2A-Version")
-        if named and ".".join(named.strip().split(".")[:2]) not in VERSIONS:
-            raise A2AError("VERSION_NOT_SUPPORTED", f"this gate speaks A2A {', '.join(VERSIONS)}, not {named[:20]}",
-                           supported=", ".join(VERSIONS))
+        spoken = (NEW, OLD) if self.is_rpc else (NEW,)
+        if named and ".".join(named.strip().split(".")[:2]) not in spoken:
+            raise A2AError("VERSION_NOT_SUPPORTED", f"this binding speaks A2A {', '.join(spoken)}, not {named[:20]}",
+                           supported=", ".join(spoken))
 
     async def _read_rpc(self) -> tuple[Method, Params]:
         if self.scope["method"] != "POST":
@@ -220,9 +224,11 @@ class AgentCall:
             raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
         self.id = id
         self._check_version()
+        self.is_old, params = name in v03.OLD_NAMES, request.get("params", {})
+        if self.is_old:
+            name, params = v03.OLD_NAMES[name], v03.read_params(params)
         if (method := METHODS.get(name)) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
-        params = request.get("params", {})
         if not isinstance(params, dict):
             raise A2AError("INVALID_PARAMS", "params must be an object", "params")
         return method, params

@@ -90,14 +90,14 @@ def programs(start: Callable[..., Live], tmp_path: Path) -> Iterator[Programs]:
 
 
 @contextlib.asynccontextmanager
-async def connected(programs: Programs, binding: str, polling: bool = False, streaming: bool = False,
+async def connected(programs: Programs, binding: str, polling: bool = False, streaming: bool = False, card: str = "",
                     ) -> AsyncIterator[Any]:
     """Connect a client of the SDK, which reads the card first."""
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(headers=headers, timeout=PATIENCE_SECONDS, trust_env=False) as http:
         config = client.ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], polling=polling,
                                      streaming=streaming, use_client_preference=True)
-        yield await client.create_client(f"{programs.gate.url}/a2a/scan", config)
+        yield await client.create_client(f"{programs.gate.url}/a2a/scan{card}", config)
 
 
 def message(text: str, **more: Any) -> Any:
@@ -209,6 +209,24 @@ async def test_the_sdk_streams_and_comes_back_behind_a_kill(programs: Programs, 
     assert first.task.id == task_id
     assert rest[-2].artifact_update.artifact.parts[0].text == "SLOW"
     assert rest[-1].status_update.status.state == pb.TASK_STATE_COMPLETED
+
+
+async def test_a_client_of_0_3_does_the_same(programs: Programs) -> None:
+    programs.work()
+    async with connected(programs, "JSONRPC", card="/0.3") as agent:
+        done = await send(agent, "read", context_id="talk-1")
+        asking = await send(agent, "ask")
+        answered = await send(agent, "7", task_id=asking.id)
+        with pytest.raises(errors.TaskNotCancelableError):
+            await agent.cancel_task(pb.CancelTaskRequest(id=done.id))
+    async with connected(programs, "JSONRPC", card="/0.3", streaming=True) as agent:
+        streamed = [event async for event in agent.send_message(message("fail"))]
+
+    assert (done.context_id, done.artifacts[0].parts[0].text) == ("talk-1", "READ")
+    assert (asking.status.state, asking.status.message.parts[0].text) == (pb.TASK_STATE_INPUT_REQUIRED, "Which page?")
+    assert (answered.id, answered.artifacts[0].parts[0].text) == (asking.id, "page 7")
+    assert streamed[0].task.status.state == pb.TASK_STATE_SUBMITTED
+    assert streamed[-1].status_update.status.state == pb.TASK_STATE_FAILED
 
 
 async def test_a_client_that_goes_while_it_waits_ends_nothing(programs: Programs) -> None:
