@@ -56,7 +56,7 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from functools import partial
 from importlib import import_module
 from itertools import accumulate, islice, takewhile
@@ -79,8 +79,9 @@ from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
     InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
     NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
-    TooManyArtifacts, TooManyParents)
+    TooManyArtifacts, TooManyParents, Unloaded)
 from asyncgate.parts.model.cards import CARDS
+from asyncgate.parts.model.families import add_child, count_awaited, end_child, end_wait, note_told, park_for_children
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
@@ -100,8 +101,8 @@ from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model import stored_limits
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
-    Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, AWAITING, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease,
+    Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
     answer_success, decode_terms, describe_steps, LOCATE, measure_task, show_lease, show_offer, show_receipt,
     show_task, to_raw, to_utc, to_utc_or_none)
@@ -113,6 +114,7 @@ from asyncgate.parts.model.wire import (
     Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
     ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.model.clock import elapsed, instant
+from asyncgate.parts.process.hooks import first_answer, Hooks
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -374,6 +376,7 @@ class Work:
     def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
         self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
         self._mark = mark_of(tenant_id)
+        self.sought: Set[str] = frozenset()     # tasks that an operation has asked for with `reach_task`
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
         self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
@@ -451,6 +454,12 @@ class Work:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         return task
 
+    def reach_task(self, task_id: str) -> Task | None:
+        """Return a task that the request does not name, if there is one; Unloaded, and the next batch loads it."""
+        if task_id not in self.tasks and task_id not in self.sought:
+            raise Unloaded(task_id)
+        return self.tasks.get(task_id)
+
     def find_record(self, kind: type[R], *key: str) -> R | None:
         """Return a record, if there is one."""
         return self.records.get((kind, key))
@@ -497,6 +506,8 @@ class Work:
         """Change a task without moving it."""
         if "priority" in changes:
             self.reordered.add(task.lane)
+        if task.parent_task_id is not None and changes.get("status") in TERMINAL and task.status not in TERMINAL:
+            end_child(self, task, changes["status"])
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))
@@ -769,37 +780,6 @@ class Extension:
         """Add to what `health` answers."""
 
 
-class Hooks:
-    """The hooks that the extensions of an engine have: by each name of Extension, those that some class defines."""
-
-    substitutes: dict[str, Callable[..., Awaitable[Any]]]       # by operation
-
-    def __init__(self, extensions: tuple[Extension, ...]) -> None:
-        for name, default in vars(Extension).items():
-            if not name.startswith("_"):
-                setattr(self, name, tuple(getattr(extension, name) for extension in extensions
-                                          if getattr(type(extension), name) is not default))
-        self.substitutes = {name: other for hook in vars(self)["substitutes"] for name, other in hook().items()}
-
-    if TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any:
-            """Tell a type checker of the names that the loop sets."""
-
-    def wrap_all(self, transact: Transact) -> Transact:
-        """Return what carries out a batch; what was added last is outermost."""
-        for wrap_transact in self.wrap_transact:
-            transact = wrap_transact(transact)
-        return transact
-
-
-def first_answer(hooks: Iterable[Callable[[*A], str | None]], *asked: *A) -> str | None:
-    """Return the first answer that is not None."""
-    for hook in hooks:
-        if (answer := hook(*asked)) is not None:
-            return answer
-    return None
-
-
 class Engine:
     """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
 
@@ -828,7 +808,7 @@ class Engine:
         self._set_extensions(tuple(extension for extension in self.extensions if extension not in these))
 
     def _set_extensions(self, extensions: tuple[Extension, ...]) -> None:
-        self.extensions, self.on = extensions, Hooks(extensions)
+        self.extensions, self.on = extensions, Hooks(Extension, extensions)
         self.batches.transact = self.on.wrap_all(self.backend.transact)
 
     def find_extension(self, kind: type[E]) -> E | None:
@@ -978,6 +958,8 @@ class Engine:
             return self._repeat_creation(work.tasks[first], task)
         if caller.no_new_tasks is not None:
             raise caller.no_new_tasks
+        if task.parent_task_id is not None:
+            add_child(work, caller, task, self.settings.lease_grace_seconds)
         duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
         if work.lanes:
@@ -1030,14 +1012,15 @@ class Engine:
                                    else ask.retry_backoff_seconds),
             max_expiries=limits.max_expiries if ask.max_expiries is None else ask.max_expiries,
             created_at=work.now, duty="", idempotency_key=ask.idempotency_key, fingerprint=None,
-            asyncgate_instance=self.instance, updated_at=work.now,
+            parent_task_id=ask.parent_task_id, asyncgate_instance=self.instance, updated_at=work.now,
             next_eligible_at=work.now + delay if delay > 0 else None,
             deadline_at=deadline, limits=held_to)
         digest = hashlib.sha256(to_canonical(value)).hexdigest()
         wanted = parse_json(bytes(ask.requirements), "requirements")
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload),
-                    **({"limits": dict(read_limits(held_to))} if held_to else {})}
+                    **({"limits": dict(read_limits(held_to))} if held_to else {}),
+                    **({"parent_task_id": ask.parent_task_id} if ask.parent_task_id else {})}
         if ask.idempotency_key is not None:
             terms = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
             task = replace(task, fingerprint=sha256(terms, task.principal_ai, task.priority, task.max_attempts,
@@ -1095,7 +1078,7 @@ class Engine:
             return await read()
         if caller.note_wait is not None:
             caller.note_wait(ask.task_id)
-        return await self.wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
+        return await self.wait_to_read(caller, ask, Wants((ask.task_id,)), read,
                                         lambda record: record.status in TERMINAL)
 
     async def wait_to_read(self, caller: Caller, ask: Waits, wants: Wants, read: Callable[[], Awaitable[R]],
@@ -1120,7 +1103,7 @@ class Engine:
     async def find_wants(self, caller: Caller, ask: ListReceipts) -> Wants:
         """Return which receipts a reader of a list waits for."""
         types = None if ask.receipt_type is None else frozenset((ask.receipt_type,))
-        return Wants(None, await self.choose_inbox(caller, ask), ask.task_id, types)
+        return Wants((), await self.choose_inbox(caller, ask), ask.task_id, types)
 
     def is_alone(self) -> bool:
         """Whether no other process is known to use the database."""
@@ -1150,13 +1133,16 @@ class Engine:
         return begun + float(min(ask.wait_seconds, self.longest_wait))
 
     async def read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
-        """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
+        """Return a task that the caller may read: its own or one it has or had, their children; any for an admin."""
         if (snapshot := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise no_task(task_id)
         task, lease, _ = snapshot
         if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
-            raise forbid(caller, f"task {task_id} belongs to another principal")
+            try:        # who may read a parent may read its children
+                await self.read_task(caller, task.parent_task_id or "")
+            except GateError:
+                raise forbid(caller, f"task {task_id} belongs to another principal") from None
         return snapshot
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
@@ -1165,7 +1151,7 @@ class Engine:
         if not caller.sees_all:
             owner = self._require_self(caller, owner)
         since, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
-        narrow = (ask.held, ask.type_prefix, ask.summary_prefix)
+        narrow = (ask.held, ask.type_prefix, ask.summary_prefix, ask.parent_task_id)
         limit, filters = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
         end = self.open_cursor(caller, ask.cursor, *filters) or end
         query = TaskFilter(owner, ask.status, ask.type, end, limit + 1, since, *narrow)
@@ -1221,18 +1207,22 @@ class Engine:
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns of it from its next call.
 
-        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status,
-        or the first answer again if it was canceled.
+        For the owner, or an admin; with cascade also its children, and theirs.  A task that has ended stays as it is:
+        the answer is `ok: false` with its status, or the first answer again if it was canceled.
         """
         task, by = self._require_own(work, caller, ask), speaker(caller, ask)
         if task.status in TERMINAL:     # the first answer may have been lost, and this is the repetition
             return Ok(task.status == "canceled", task.status)
+        self.cancel(work, task, by, reason=ask.reason)
+        return Ok(True, "canceled")
+
+    def cancel(self, work: Work, task: Task, by: Principal, **why: Any) -> None:
+        """Cancel a task that has not ended."""
         if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
             work.set_lease(replace(lease, ending="canceled"))
-        body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        body = {"canceled_by": {"kind": by.kind, "id": by.id}, **why}
         task = self.discharge_duty(work, work.move_task(task, CANCEL, completed_at=work.now, held=None))
         self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
-        return Ok(True, "canceled")
 
     def _require_own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
         """Return a task that the caller owns, or any for an admin with admin:write."""
@@ -1345,6 +1335,7 @@ class Engine:
         # A worker's wish comes before that of the task's creator.
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task = work.move_task(task, CLAIM, fence=task.fence + 1)
+        note_told(work, task)
         lease_id = work.new_lease_id((task.task_id, task.fence))
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
@@ -1392,7 +1383,7 @@ class Engine:
             raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
-        """Give a task back unfinished: it is offered again at once, or parked until a time.
+        """Give a task back unfinished: it is offered again at once, or parked until a time or the end of its children.
 
         Neither costs an attempt or an expiry; a task that was parked max_parks times is on hold.
         """
@@ -1405,17 +1396,17 @@ class Engine:
         if bytes(ask.checkpoint) != b"null":
             self._keep_progress(work, task, lease, ask.checkpoint, "checkpoint")
         held, parks = first_answer(self.on.why_hold, work, task), 0
-        if until is not None:
-            parks = work.find_progress(task.task_id).parks + 1
-            work.set_progress(task, parks=parks)
-            held = why_parked_out(task, parks, self.settings.max_parks) or held
+        if until is not None or ask.until_children is not None:
+            work.set_progress(task, parks=(parks := work.find_progress(task.task_id).parks + 1))
+            waits, until = park_for_children(work, task, ask.until_children, until)
+            held = why_parked_out(task, parks, self.settings.max_parks) or held or waits
         work.set_lease(replace(lease, ending="released"))
         task = work.move_task(task, EXPIRE, next_eligible_at=until, started_at=None, held=held)
         body = {**self.describe_expiry(task, lease, "parked" if parks else "released"),
-                **describe_park(until, parks, ask.reason)}
+                **describe_park(ask, until, parks)}
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
         self._tell_hold(work, task, lease)
-        return Released(True, "queued", True, to_utc_or_none(until))
+        return Released(True, "queued", True, to_utc_or_none(until), count_awaited(work, task.task_id))
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
@@ -1710,6 +1701,7 @@ class Engine:
 
     def look_after(self, work: Work, task: Task) -> None:
         """Let extensions act on a task that has asked something, and has ended, was put on hold, or is swept."""
+        end_wait(work, task)
         if (row := work.progress.get(task.task_id)) is not None and row.inputs is not None:
             for look_after in self.on.look_after:
                 look_after(work, task)
@@ -1964,8 +1956,8 @@ class Engine:
                                 recommended_action="Look at the workers of this type.")
 
     def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
-        """Tell the owner of a task that is on hold, unless it waits for an answer."""
-        if task.held == INPUT_REQUIRED:
+        """Tell the owner of a task that is on hold, unless it waits for an answer or for its children."""
+        if task.held in AWAITING:
             self.look_after(work, task)
         elif task.held:
             work.add_event(task.task_id, "task.held", held=task.held, expiries=task.expiries)
@@ -2076,7 +2068,8 @@ class Job:
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.reply: Any = None
         self.error: Exception | None = None
-        self.left = False           # for the next batch: this one has taken long enough
+        self.left = False           # for the next batch: this one has taken long enough, or has not loaded all
+        self.sought = set[str]()    # tasks that it turned out to need
 
     def decide(self, work: Work) -> None:
         """Run the operation; if it fails, leave `work` as if it had never been asked."""
@@ -2085,6 +2078,9 @@ class Job:
         savepoint = work.savepoint()
         try:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
+        except Unloaded as unloaded:
+            work.take_back(savepoint)
+            self.left, self.sought = True, {*self.sought, unloaded.task_id}
         except Exception as problem:     # a bug in one operation must spare the others too
             work.take_back(savepoint)
             self.error = problem if isinstance(problem, GateError) else log_fault(type(self.ask).__name__, problem)
@@ -2227,6 +2223,7 @@ def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded."""
     needs = Needs(calls=len(jobs))
     for job in jobs:
+        needs.tasks |= job.sought
         try:
             if job.loads is not None:
                 job.loads(needs, job.caller, job.ask)
@@ -2238,6 +2235,7 @@ def gather_needs(jobs: list[Job]) -> Needs:
 def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
     """Decide a batch, one operation after another; a repeated attempt starts from nothing."""
     until = time.monotonic() + SLICE_SECONDS
+    work.sought = set().union(*(job.sought for job in jobs))
     for number, job in enumerate(jobs):
         if not decided:         # else it is decided once more, and the same are left over
             job.left = number > 0 and time.monotonic() > until
@@ -2282,7 +2280,9 @@ def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
 
 
 def its_key(needs: Needs, caller: Caller, ask: CreateTask) -> None:
-    """Load the task that the same creator made under the same idempotency key."""
+    """Load the task that the same creator made under the same idempotency key, and the parent."""
+    if ask.parent_task_id is not None:
+        needs.tasks.add(lower_id(ask.parent_task_id))
     if ask.idempotency_key is not None:
         creator = speaker(caller, ask)
         needs.keys.add((creator.kind, creator.id, ask.idempotency_key))

@@ -35,7 +35,7 @@ def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float],
 class TaskRange(NamedTuple):
     """A range of an index of tasks."""
 
-    by: Literal["age", "held", "owner", "status", "summary_prefix", "type", "type_prefix"]
+    by: Literal["age", "held", "owner", "parent_task_id", "status", "summary_prefix", "type", "type_prefix"]
     value: str = ""
 
 
@@ -43,8 +43,8 @@ def list_ranges(of: queries.TaskFilter) -> list[TaskRange]:
     """Return the ranges each of which has all tasks of a page, without that of the owner."""
     ranges = [TaskRange("held")] if of.held else []
     asked: tuple[tuple[Any, str | None], ...] = (
-        ("summary_prefix", of.summary_prefix), ("status", of.status), ("type", of.type),
-        ("type_prefix", of.type_prefix))
+        ("parent_task_id", of.parent_task_id), ("summary_prefix", of.summary_prefix), ("status", of.status),
+        ("type", of.type), ("type_prefix", of.type_prefix))
     return ranges + [TaskRange(by, value) for by, value in asked if value]
 
 
@@ -54,7 +54,7 @@ def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str,
     How a text begins is not asked as a range: by the index of that range all its tasks would be read and sorted.
     """
     same = (("t.owner_id", of.owner and of.owner.id), ("t.owner_kind", of.owner and of.owner.kind),
-            (f"{state}.status", of.status), ("t.type", of.type))
+            (f"{state}.status", of.status), ("t.type", of.type), ("t.parent_task_id", of.parent_task_id))
     conditions = [f"{column} = {bind(value)}" for column, value in same if value]
     conditions += [] if of.held is None else [f"{state}.held IS {'NOT ' * of.held}NULL"]
     for column, prefix in (("t.type", of.type_prefix), ("t.summary", of.summary_prefix)):
@@ -158,6 +158,8 @@ class Pages(ABC):
 
     async def order_ranges(self, tenant_id: str, of: queries.TaskFilter, ranges: list[TaskRange]) -> list[TaskRange]:
         """Return the ranges that have a page in the order of age, one behind the other where they are several."""
+        if of.parent_task_id:
+            return [TaskRange("parent_task_id")]
         if of.owner:
             return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(wire.Kind))]
         first = next((range_ for range_ in ranges if range_.by != "summary_prefix"), TaskRange("age"))

@@ -88,7 +88,8 @@ TYPES_OF = """
     SELECT type FROM found WHERE type IS NOT NULL LIMIT ?4"""
 # By which index each range is read; the planner knows too little about a tenant to choose.
 LED_BY = {"held": "tasks_held", "status": "tasks_status", "owner": "tasks_owner", "type": "tasks_type",
-          "type_prefix": "tasks_type", "summary_prefix": "tasks_summary", "age": "sqlite_autoindex_tasks_1"}
+          "parent_task_id": "tasks_parent", "type_prefix": "tasks_type", "summary_prefix": "tasks_summary",
+          "age": "sqlite_autoindex_tasks_1"}
 BY_ID = NAMED + "AND t.task_id IN (SELECT value FROM json_each(?2))"
 KEYED = "SELECT task_id FROM tasks WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND idempotency_key = ?"
 LEASED = "SELECT task_id FROM leases WHERE tenant_id = ? AND ending = 'live' AND lease_id = ?"
@@ -253,7 +254,8 @@ LOST = """
     UNION SELECT task_id FROM (
         SELECT task_id FROM tasks WHERE tenant_id = ?1 AND status = 'queued' AND attempt >= max_attempts LIMIT ?4)
     UNION SELECT task_id FROM (
-        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND held = 'input_required' AND next_eligible_at <= ?2
+        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND held IN ('input_required', 'children_open')
+        AND next_eligible_at <= ?2
         ORDER BY next_eligible_at LIMIT ?4)"""
 LATE_TENANTS = """
     SELECT tenant_id FROM tenants AS t
@@ -261,7 +263,7 @@ LATE_TENANTS = """
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND deadline_at IS NOT NULL AND deadline_at <= ?1
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
-        OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND held = 'input_required'
+        OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND held IN ('input_required', 'children_open')
                    AND next_eligible_at <= ?1)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
 # The newest receipt is a sign of life too; it may be newer than the last heartbeat of a killed gate.

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from asyncgate.parts.model import queries, stored, stored_journal
 from asyncgate.parts.model.content import sha256
+from asyncgate.parts.model.families import count_children, read_family
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -25,7 +26,7 @@ UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "c
                "request_input")
 ENDS_LEASE = {"complete", "fail", "release_lease", "request_input"}
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
-                                    stored.Bulk, stored_journal.RecordedStep)
+                                    stored.Bulk, stored_journal.RecordedStep, stored.Progress)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
@@ -60,6 +61,7 @@ class Stored(Struct):
     obligations: set[str] = field(default_factory=set)
     bulks: dict[str, stored.Bulk] = field(default_factory=dict)
     steps: dict[str, dict[int, stored_journal.RecordedStep]] = field(default_factory=dict)      # by task and number
+    progress: dict[str, stored.Progress] = field(default_factory=dict)     # by task
 
     def of(self, task_id: str, type: str) -> list[stored.Receipt]:
         """Return the receipts of one type of a task, oldest first."""
@@ -86,7 +88,8 @@ async def read_stored(backend: Any) -> dict[str, Stored]:
             {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
             {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
             {row.receipt_id for row in rows[stored.Obligation]},
-            {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]))
+            {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]),
+            {row.task_id: row for row in rows[stored.Progress]})
     return stored_rows
 
 
@@ -106,7 +109,7 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
         History.pauses, History.parks, History.steps, History.bulks, History.priorities,
-        History.questions, History.answers)
+        History.questions, History.answers, History.families)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -445,7 +448,8 @@ class History:
                         parked <= moment <= receipt.created_at for moment in freed):
                     yield f"task {task.task_id} was parked, and leased {until - receipt.created_at:.3f} s too early"
                 if told.get("reason") == "parked":
-                    parked, until = receipt.created_at, seconds(told["parked_until"])
+                    waits = "until_children" in told or "parked_until" not in told      # its children may end before
+                    parked, until = receipt.created_at, 0.0 if waits else seconds(told["parked_until"])
                     count = 1 if any(moment <= parked for moment in freed) and told["parks"] == 1 else count + 1
                     if told["parks"] != count:
                         yield f"task {task.task_id} was parked {count} times, and its receipt says {told['parks']}"
@@ -569,6 +573,42 @@ class History:
                 if outcome["action"] != "expired" and given.get((offer["task_id"], key)) != (
                         outcome["receipt_id"], outcome["action"]):
                     yield f"an offer of task {offer['task_id']} has an answer to {key} that nobody gave"
+
+
+    def families(self) -> Iterator[str]:
+        """A parent knows how many of its children have ended and how, and does not wait for what has come."""
+        children: defaultdict[str, list[stored.Task]] = defaultdict(list)
+        for task in self.end.tasks.values():
+            if task.parent_task_id is not None:
+                children[task.parent_task_id].append(task)
+        for task_id, family in children.items():
+            if (parent := self.end.tasks.get(task_id)) is None:
+                continue        # it was pruned
+            known = read_family(self.end.progress.get(task_id))
+            counts = Counter(child.status if child.status in ENDING_RECEIPTS else "open" for child in family)
+            if known is None or any(number != counts[name] for name, number in count_children(known).items()):
+                yield f"task {task_id} counts its children as {known}, and they are {dict(counts)}"
+            elif parent.held == stored.CHILDREN_OPEN and known.has_come(known.until):
+                yield f"task {task_id} waits for its children, and what it waits for has come"
+            yield from self._leased_too_early(task_id, family)
+
+    def _leased_too_early(self, task_id: str, family: list[stored.Task]) -> Iterator[str]:
+        """Check that a parent which waits for all children without a time was not leased while one was open."""
+        ends = {child.task_id: next((receipt.receipt_id for receipt in self.end.of(child.task_id, "task.result_ready")),
+                                    "~") for child in family}
+        begun = {child.task_id: receipt.receipt_id for child in family
+                 for receipt in self.end.of(child.task_id, "task.assigned")}
+        released = [event.event_id for event in self.end.events
+                    if (event.task_id, event.event_type) == (task_id, "task.hold_released")]
+        for park in self.end.of(task_id, "lease.expired"):
+            told = body(park)
+            if told.get("until_children") != "all" or "parked_until" in told:
+                continue
+            after = next((receipt.receipt_id for receipt in self.end.of(task_id, "task.accepted")
+                          if receipt.receipt_id > park.receipt_id), "")
+            early = [child for child, end in ends.items() if begun.get(child, "~") < park.receipt_id < after < end]
+            if early and not any(park.receipt_id < moment < after for moment in released):
+                yield f"task {task_id} was leased while its child {early[0]} was open, for whose end it waited"
 
 
 def target_of(call: Call) -> str:

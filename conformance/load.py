@@ -338,8 +338,22 @@ class Load:
             await client.insist("release_lease", **under)
         elif draw < 0.92:
             await client.insist("release_lease", **under, after_seconds=self.random.choice([0.0, 0.05]), checkpoint=1)
-        elif draw < 0.97 and CAN_ASK:
+        elif draw < 0.95:
+            await self.wait_for_children(client, under)
+        elif draw < 0.98 and CAN_ASK:
             await self.ask(client, under)
+
+    async def wait_for_children(self, client: Client, under: dict[str, Any]) -> None:
+        """Create children, and give the lease back until they have ended; cancel some of them."""
+        parent = under["task_id"]
+        for number in range(self.random.randint(1, 3)):
+            made = await client.insist("create_task", type=self.random.choice(KINDS_OF_TASK), payload={"n": number},
+                                       parent_task_id=parent, idempotency_key=f"{parent}-{number}-{self.next()}")
+            if made.reply:
+                self.made.append(made.reply["task_id"])
+        await client.insist("release_lease", **under, until_children=self.random.choice(["all", "any"]))
+        if made.reply and self.random.random() < 0.5:
+            await client.insist("cancel_task", task_id=made.reply["task_id"])
 
     async def ask(self, client: Client, under: dict[str, Any]) -> None:
         """Ask the boss something; go on if there is an answer already."""

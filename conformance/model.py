@@ -147,6 +147,22 @@ class Task:
     artifacts: Any = None
     leases: list[Lease] = field(default_factory=list)
     questions: dict[str, Inquiry] = field(default_factory=dict)
+    children: list[Task] = field(default_factory=list)
+    ends: list[Task] = field(default_factory=list)      # of its children, in their order
+    told: int = 0                       # how many of them its last offer has told
+    until: str = "all"                  # what it waits for
+
+    @property
+    def family(self) -> dict[str, Any] | None:
+        """Return how its children do, if it has any."""
+        counts = {name: [child.status for child in self.ends].count(name) for name in ENDED}
+        return {"open": len(self.children) - len(self.ends), **counts,
+                "ends": [{"task_id": child.task_id, "status": child.status} for child in self.ends]
+                } if self.children else None
+
+    def has_come(self, until: str) -> bool:
+        """Whether it has to wait for nothing."""
+        return len(self.ends) == len(self.children) or (until == "any" and len(self.ends) > self.told)
 
     @property
     def open_questions(self) -> list[Inquiry]:
@@ -172,7 +188,8 @@ class Task:
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
-                "created_by": owned(self.owner), "priority": self.priority, "rerun_of": self.rerun_of}
+                "created_by": owned(self.owner), "priority": self.priority, "rerun_of": self.rerun_of,
+                "parent_task_id": self.ask.parent_task_id, "children": self.family}
 
 
 @dataclass
@@ -244,21 +261,63 @@ class Model:
         if first:
             return {"task_id": first[0].task_id, "status": first[0].status,
                     "payload_differs": first[0].contract != contract}
+        parent = self.join_family(by, ask.parent_task_id) if ask.parent_task_id else None
         task = Task(self.new_id("task", "", ""), by, ask, contract, ask.priority or 0, ask.max_attempts or 3,
                     30 if ask.retry_backoff_seconds is None else ask.retry_backoff_seconds,
                     10 if ask.max_expiries is None else ask.max_expiries,
                     self.now + ask.delay_seconds if ask.delay_seconds else None,
                     ask.timeouts.deadline.timestamp() - self.epoch if ask.timeouts and ask.timeouts.deadline else None)
         self.tasks[task.task_id] = task
+        if parent:
+            parent.children.append(task)
+            parent.sequence += 1
         task.rerun_of = named["rerun_of"]
         task.duty = self.emit("task.assigned", by, by, task, {**assignment(ask), **named},
                               [origin.ended_by] if origin else []).receipt_id
         return {"task_id": task.task_id, "status": "queued", "payload_differs": False}
 
+    def join_family(self, by: wire.Principal, parent_id: str) -> Task:
+        """Return the parent of a new task: open, and its owner's, its worker's or an admin's to extend."""
+        parent = self.task(parent_id)
+        holds = parent.lease and self.alive(parent.lease) and same(parent.lease.worker, by)
+        if not (self.admin or same(parent.owner, by) or holds):
+            raise ModelRefusal("forbidden")
+        if parent.status in ENDED:
+            raise ModelRefusal("invalid_state_transition")
+        return parent
+
+    def end_child(self, task: Task) -> None:
+        """Tell the parent of a task that has ended; offer it again if that is what it waits for."""
+        parent = self.tasks.get(task.ask.parent_task_id or "")
+        if parent is None:
+            return
+        parent.ends.append(task)
+        parent.sequence += 1
+        if parent.held == "children_open" and parent.has_come(parent.until):
+            parent.held = parent.next_eligible_at = None
+
+    def may_read(self, by: wire.Principal, task: Task) -> bool:
+        """Whether a principal may read a task: its own, one that it has or had, a child of these; an admin any."""
+        parent = self.tasks.get(task.ask.parent_task_id or "")
+        return (self.admin or same(task.owner, by) or bool(task.lease and same(task.lease.worker, by))
+                or (parent is not None and self.may_read(by, parent)))
+
+    def wait_tasks(self, by: wire.Principal, ask: Any) -> Reply:
+        """Tell which of some tasks, or of all children of one, have ended."""
+        tasks = list[Task]()
+        for task_id in dict.fromkeys(ask.ids or [ask.parent_task_id]):
+            tasks.append(self.task(task_id))
+            if not self.may_read(by, tasks[-1]):
+                raise ModelRefusal("forbidden")
+        ended = [task for task in tasks if task.status in ENDED] if ask.ids else tasks[0].ends
+        open = len(tasks if ask.ids else tasks[0].children) - len(ended)
+        return {"done": open == 0 or (ask.until == "any" and bool(ended)), "open": open,
+                "ended": [{"task_id": task.task_id, "status": task.status} for task in ended]}
+
     def get_task(self, by: wire.Principal, ask: Any) -> Reply:
-        """Return a task to its owner, its latest worker or an admin."""
+        """Return a task to those who may read it."""
         task = self.task(ask.task_id)
-        if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
+        if not self.may_read(by, task):
             raise ModelRefusal("forbidden")
         ended = task.status in ENDED
         result = {"outcome": task.status, "result": task.outcome if task.status == "succeeded" else None,
@@ -268,15 +327,34 @@ class Model:
     def cancel_task(self, by: wire.Principal, ask: Any) -> Reply:
         """Cancel a task for its owner or an admin; a terminal task stays unchanged."""
         task = self.own(by, ask.task_id)
-        if task.status in ENDED:
-            return {"ok": task.status == "canceled", "status": task.status}
+        ok = task.status not in ENDED or task.status == "canceled"
+        if task.status not in ENDED:
+            self.cancel(task, by, reason=ask.reason)
+        return {"ok": ok, "status": task.status,
+                "descendants": self.cancel_descendants(task, by, ask.reason) if ask.cascade else None}
+
+    def cancel(self, task: Task, by: wire.Principal, **why: Any) -> None:
+        """Cancel a task that has not ended."""
         if task.lease and task.lease.ending == "live":
             task.lease.ending = "canceled"
         task.status, task.held, task.owed = "canceled", None, False
-        why = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        self.end_child(task)
+        why = {"canceled_by": {"kind": by.kind, "id": by.id}, **why}
         self.result_ready(task, self.emit("task.canceled", by, GATE, task, why, [task.duty]), why)
         self.look_after(task)
-        return {"ok": True, "status": "canceled"}
+
+    def cancel_descendants(self, top: Task, by: wire.Principal, reason: str | None) -> int:
+        """Cancel what is open below a task, from the top down."""
+        left, canceled = [top], 0
+        while left:
+            children = left.pop().children[::-1]
+            open = [child for child in children if child.status not in ENDED]
+            for child in open:
+                self.cancel(child, by, reason=reason, cascade_of=top.task_id)
+            canceled += len(open)
+            left += [child for child in children if child not in open and child.children]
+            left += [child for child in open if child.children]
+        return canceled
 
     def release_hold(self, by: wire.Principal, ask: Any) -> Reply:
         """Offer a task on hold again, for its owner or an admin; reset the count of lost leases."""
@@ -304,7 +382,7 @@ class Model:
         """Make a task with the contract of an ended one."""
         lease_ttl = task.ask.timeouts and task.ask.timeouts.lease_ttl_seconds
         again = replace(task.ask, idempotency_key=key, delay_seconds=None, priority=task.priority,
-                        principal_ai=task.ask.principal_ai or task.owner.id,
+                        principal_ai=task.ask.principal_ai or task.owner.id, parent_task_id=None,
                         timeouts=wire.Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
         return self.make_task(by if same(by, task.owner) else task.owner, again, task)
 
@@ -356,6 +434,8 @@ class Model:
         until = self.now + min(ttl(wished), longest)
         task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id, ttl(wished)))
         task.status = "leased"
+        task.sequence += task.told != len(task.ends)
+        task.told = len(task.ends)
         return self.offer(task)
 
     def offer(self, task: Task) -> dict[str, Any]:
@@ -366,7 +446,7 @@ class Model:
                 "payload": parsed(task.ask.payload), "attempt": task.attempt, "expires_at": lease.expires_at,
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner),
                 "inputs": {key: question.outcome() for key, question in task.questions.items()
-                           if question.state != "open"} if task.questions else None}
+                           if question.state != "open"} if task.questions else None, "children": task.family}
 
     def renew_lease(self, by: wire.Principal, ask: Any) -> Reply:
         """Renew a live lease by its own length from now; the eleventh renewal is an anomaly (H.7.3)."""
@@ -398,25 +478,34 @@ class Model:
         if again := self.repeated(by, ask, "released"):
             task = self.task(ask.task_id)
             due = task.next_eligible_at if again is task.lease else None
-            return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": due}
+            return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": due, "open_children": None}
         task, lease = self.holder(by, ask)
         until = None if ask.until is None else max(ask.until.timestamp() - self.epoch, self.now)
         if parsed(ask.checkpoint) is not None:
             self.keep_progress(task, lease, ask.checkpoint)
         task.held = "input_required" if task.open_questions else None
-        if until is not None:
+        parks = until is not None or ask.until_children is not None
+        if ask.until_children is not None and not task.children:
+            raise ModelRefusal("invalid_state_transition")
+        if ask.until_children is not None and task.has_come(ask.until_children):
+            until = None
+        elif ask.until_children is not None:
+            task.until, task.held = ask.until_children, task.held or "children_open"
+            task.sequence += 1
+        if parks:
             task.parks, task.sequence, task.progress_fence = task.parks + 1, task.sequence + 1, lease.fence
             most = 1000 if task.ask.max_parks is None else task.ask.max_parks
             task.held = "max_parks" if 0 < most <= task.parks else task.held
         task.status, task.next_eligible_at, task.started_at = "queued", until, None
-        told = {"why": ask.reason} if until is None else {
-            "why": ask.reason, "parks": task.parks, "parked_until": ask.until.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        told = {"why": ask.reason, "until_children": ask.until_children, "parks": task.parks if parks else None,
+                "parked_until": None if until is None else ask.until.strftime("%Y-%m-%dT%H:%M:%SZ")}
         self.emit("lease.expired", GATE, task.owner, task,
-                  {**lost(task, lease, "released" if until is None else "parked"), **told}, [lease.accepted],
+                  {**lost(task, lease, "parked" if parks else "released"), **told}, [lease.accepted],
                   lease.lease_id)
         self.tell_hold(task, lease)
+        waits = len(task.children) - len(task.ends) if task.held == "children_open" else None
         return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True,
-                                             "next_eligible_at": until})
+                                             "next_eligible_at": until, "open_children": waits})
 
     def list_leases(self, by: wire.Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""
@@ -481,6 +570,7 @@ class Model:
             raise ModelRefusal("not_locatable")
         task.status, task.outcome, task.owed = "succeeded", parsed(ask.result), not where
         task.artifacts = where.get("artifacts")
+        self.end_child(task)
         body = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
                 **enclosed("result", ask.result, task.task_id)}
         steps = {"steps": len(task.steps), "steps_sha256": task.steps_sha256} if task.steps else {}
@@ -516,6 +606,7 @@ class Model:
                 "retry_after_seconds": ask.retry_after_seconds}
         if not requeued:
             task.status, task.outcome, task.owed = "failed", parsed(ask.error), False
+            self.end_child(task)
             if ask.retryable:       # lease protocol: the escalation, then the end
                 self.escalate(task, lease, "max_retries_exceeded")
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
@@ -642,6 +733,8 @@ class Model:
 
     def look_after(self, task: Task) -> None:
         """End the questions of a task that has ended, and those that were not answered in time."""
+        if task.held == "children_open" and passed(task.next_eligible_at, self.now):
+            task.held = task.next_eligible_at = None
         late = [question for question in task.open_questions if passed(question.expires_at, self.now)]
         if not (waited := task.open_questions):
             return
@@ -664,6 +757,7 @@ class Model:
         error = {"code": "input_expired", "key": question.key,
                  "message": f"{question.to} has not answered {question.key} in time"}
         task.status, task.outcome, task.owed, task.held = "failed", error, False, None
+        self.end_child(task)
         body = {"error": error, "attempt": task.attempt, "requeued": False, "retry_recommended": False}
         self.result_ready(task, self.emit("task.failed", GATE, GATE, task, body, [task.duty]), {"error": error})
         self.look_after(task)
@@ -836,7 +930,7 @@ class Model:
     def sweep(self, by: wire.Principal, ask: Any) -> Reply:
         """Expire lost leases; write an anomaly for each passed deadline (PH.4)."""
         for task in self.tasks.values():
-            swept = task.held == "input_required" and passed(task.next_eligible_at, self.now)
+            swept = task.held in ("input_required", "children_open") and passed(task.next_eligible_at, self.now)
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
                 self.expire(task, task.lease)
                 swept = True
@@ -885,7 +979,7 @@ class Model:
 
     def tell_hold(self, task: Task, lease: Lease) -> None:
         """Write an anomaly about a task that is on hold."""
-        if task.held == "input_required":
+        if task.held in ("input_required", "children_open"):
             self.look_after(task)
         elif task.held:
             text = json.dumps(task.progress, separators=(",", ":"), ensure_ascii=False)
@@ -1053,7 +1147,8 @@ def assignment(ask: wire.CreateTask) -> dict[str, Any]:
         ("deadline", ask.timeouts.deadline and ask.timeouts.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"))) if value}
     return {**{name: getattr(ask, name) for name in TERMS}, "timeouts": waits, "type": ask.type,
             "requirements": parsed(ask.requirements), "payload_pointer": ask.payload_pointer,
-            "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload) or b"null")}
+            "parent_task_id": ask.parent_task_id, "payload_sha256": sha256(parsed(ask.payload)),
+            "payload_bytes": len(bytes(ask.payload) or b"null")}
 
 
 def contract_of(ask: wire.CreateTask, by: wire.Principal) -> Any:

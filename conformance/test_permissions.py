@@ -70,6 +70,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "change_webhook": ("admin", "admin:write"), "remove_webhook": ("admin", "admin:write"),
     "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
     "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
+    "wait_tasks": ("agent worker admin", "tasks:read tasks:lease"),
     "record_step": ("worker admin", "tasks:lease"), "list_steps": ("agent worker admin", "tasks:read tasks:lease"),
     "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }

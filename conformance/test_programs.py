@@ -56,6 +56,7 @@ ENDINGS = ["release_lease", "complete", "fail"]
 ENDED_BY = ["waits", "is leased", "is held", "is canceled", "succeeds", "fails", "fails"]
 PAST = 5        # a pick that selects an ended lease
 CAN_ASK = bool(harness.are_here(["request_input"]))
+CAN_WAIT = bool(harness.are_here(["wait_tasks"]))
 NOBODY = "00000000-0000-4000-8000-000000000000"
 NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
 
@@ -177,10 +178,49 @@ class Programs(RuleBasedStateMachine):
         at = None if deadline is None else datetime.fromtimestamp(self.epoch + deadline * MINUTE, UTC)
         return {"lease_ttl_seconds": lease and lease * MINUTE, "deadline": at}
 
-    @rule(who=rarely(any_owner), pick=picks, reason=st.sampled_from([None, "no longer needed"]))
-    def cancel(self, who: Who | None, pick: int, reason: str | None) -> None:
+    @rule(who=rarely(any_owner), pick=picks, reason=st.sampled_from([None, "no longer needed"]), cascade=st.booleans())
+    def cancel(self, who: Who | None, pick: int, reason: str | None, cascade: bool) -> None:
         task_id = self.some_task(pick)
-        self.perform(who or self.owner_of(task_id), "cancel_task", task_id=task_id, reason=reason)
+        self.perform(who or self.owner_of(task_id), "cancel_task", task_id=task_id, reason=reason,
+                     cascade=cascade and CAN_WAIT)
+
+    # Families.
+
+    @rule(who=rarely(agents), pick=picks, fields=creations)
+    def beget(self, who: Who | None, pick: int, fields: dict[str, Any]) -> None:
+        parent = self.some_task(pick)
+        self.create(who or self.owner_of(parent), {**fields, "parent_task_id": parent})
+
+    @rule(who=agents, fields=creations, until=st.sampled_from(["all", "all", "any"]), before=st.integers(0, 2),
+          ends=st.lists(st.sampled_from(["cancel", "complete", "fail"]), max_size=2),
+          minute=st.sampled_from([None, None, None, 1, 9]), waited=st.booleans())
+    def wait_for_children(self, who: Who, fields: dict[str, Any], until: str, before: int, ends: list[str],
+                          minute: int | None, waited: bool) -> None:
+        self.take_up(who, {**fields, "idempotency_key": None}, 90 * MINUTE)
+        parent, (worker, offer) = self.tasks[-1], self.live[-1] if self.live else (WORKERS[0], NO_OFFER)
+        plain = {**fields, "idempotency_key": None, "requirements": None, "delay_seconds": None}
+        for _ in range(2):
+            self.create(who, {**plain, "parent_task_id": parent})
+        at = None if minute is None else datetime.fromtimestamp(self.epoch + self.clock + minute * MINUTE, UTC)
+        for number, how in enumerate([*ends[:before], "park", *ends[before:]]):
+            if how == "park":
+                self.perform(worker, "release_lease", task_id=offer["task_id"], lease_id=offer["lease_id"],
+                             until_children=until, until=at)
+            elif how == "cancel":
+                self.perform(who, "cancel_task", task_id=self.tasks[-1 - number % 2])
+            else:
+                self.hold(how, 0, "none")
+        if waited:
+            self.wait(5 * MINUTE, swept=True)
+        self.claim((who[0], "worker", "w1", None), {"lease_ttl_seconds": 90 * MINUTE, "max_tasks": 3, "claim_id": None},
+                   again=False)
+        if CAN_WAIT:
+            self.perform(who, "wait_tasks", parent_task_id=parent, until=until)
+
+    @rule(who=anybody, picked=st.lists(picks, min_size=1, max_size=3), until=st.sampled_from(["all", "any"]))
+    def look_at_several(self, who: Who, picked: list[int], until: str) -> None:
+        if CAN_WAIT:
+            self.perform(who, "wait_tasks", ids=[self.some_task(pick) for pick in picked], until=until)
 
     @rule(who=rarely(any_owner), pick=picks)
     def release_hold(self, who: Who | None, pick: int) -> None:
@@ -710,9 +750,9 @@ def facts(stored: dict[str, list[Any]]) -> list[Any]:
     """Return all data of a tenant that does not depend on the time."""
     return [*((row.receipt_id, row.receipt_key, row.hash, row.body, row.parents) for row in stored["Receipt"]),
             *((row.task_id, row.status, row.attempt, row.fence, row.expiries, row.held, row.owed, row.duty,
-               row.outcome, row.artifacts, row.lost_to) for row in stored["Task"]),
+               row.outcome, row.artifacts, row.lost_to, row.parent_task_id) for row in stored["Task"]),
             *((row.lease_id, row.ending, row.renewals) for row in stored["Lease"]),
-            *((row.task_id, row.progress, row.sequence, row.parks, row.steps, row.steps_sha256,
+            *((row.task_id, row.progress, row.sequence, row.parks, row.steps, row.steps_sha256, row.family,
                 harness.list_questions(row))
               for row in stored["Progress"]),
             *((row.event_id, row.event_type, row.payload) for row in stored["Event"]),

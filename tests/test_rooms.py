@@ -42,6 +42,7 @@ EXTRAS = {
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
     "limits": (*BELOW, "identity", "commands", "clients", "joint"),
+    "families": (*BELOW, "joint"),
     "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),

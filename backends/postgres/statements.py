@@ -630,7 +630,7 @@ def state_row(work: Work, task_id: str) -> tuple[Any, ...]:
 
 
 def check_at(task: stored.Task, lease: stored.Lease | None) -> float | None:
-    """Return when upkeep must check a task: at the end of its lease, at its deadline, or when an answer is late.
+    """Return when upkeep must check a task: at the end of its lease, its deadline, or when what it waits for is late.
 
     A task that is stuck is checked at once.
     """
@@ -639,7 +639,7 @@ def check_at(task: stored.Task, lease: stored.Lease | None) -> float | None:
     moments = [lease.expires_at] if lease and task.status in stored.ACTIVE else []
     if task.deadline_at is not None and task.status not in stored.TERMINAL:
         moments.append(task.deadline_at)
-    if task.held == stored.INPUT_REQUIRED and task.next_eligible_at is not None:
+    if task.held in stored.AWAITING and task.next_eligible_at is not None:
         moments.append(task.next_eligible_at)
     return min(moments, default=None)
 
@@ -874,7 +874,8 @@ def export(table: type[Struct], keys: tuple[str, ...], limit: int) -> str:
 
 
 # What an index of tasks begins with, before the ids.
-LEADING = {"status": ("s.status",), "type": ("t.type",), "owner": ("t.owner_kind", "t.owner_id")}
+LEADING = {"status": ("s.status",), "type": ("t.type",), "parent_task_id": ("t.parent_task_id",),
+           "owner": ("t.owner_kind", "t.owner_id")}
 
 
 def select_tasks(of: queries.TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[Any]]:
@@ -904,7 +905,7 @@ def bound_range(of: queries.TaskFilter, range_: TaskRange, columns: list[str], b
     a plan for any status reads all tasks by it, to find the few that have failed.
     """
     owner = [range_.value or of.owner.kind, of.owner.id] if of.owner else []
-    values = owner if range_.by == "owner" else [range_.value or (of.status if range_.by == "status" else of.type)]
+    values = owner if range_.by == "owner" else [range_.value or getattr(of, range_.by)]
     names, row = [bind(value) for value in values], ", ".join(columns)
     return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
             for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]

@@ -53,15 +53,16 @@ class Retry(Exception):
 class Park(Exception):
     """Raise it in a task function that has to wait: the task is offered again `after` seconds, or `until` a time.
 
-    That costs no attempt, and the lease is given back meanwhile.  `checkpoint` is for the next worker, as `job.save`.
+    Or it waits for its `children`, until "all" have ended, or "any" more; with a time, until that at most.  It costs no
+    attempt, and the lease is given back meanwhile.  `checkpoint` is for the next worker, as `job.save`.
     """
 
     def __init__(self, message: str | None = None, *, after: float | None = None, until: datetime | None = None,
-                 checkpoint: Any = None) -> None:
-        if (after is None) == (until is None):
-            raise TypeError("Park takes after (seconds) or until (a datetime)")
+                 children: Literal["all", "any"] | None = None, checkpoint: Any = None) -> None:
+        if (after is not None and until is not None) or (after, until, children) == (None, None, None):
+            raise TypeError('Park takes after (seconds) or until (a datetime), or children ("all" or "any")')
         super().__init__(message or "parked")
-        self.reason, self.after, self.checkpoint = message, after, checkpoint
+        self.reason, self.after, self.children, self.checkpoint = message, after, children, checkpoint
         self.until = None if until is None else until.astimezone().isoformat()
 
 
@@ -103,6 +104,9 @@ class Job:
         self.type, self.attempt = offer["type"], offer["attempt"]
         self.progress = offer.get("progress")       # the latest of an earlier lease
         self.checkpoint = self.progress.get(CHECKPOINT) if isinstance(self.progress, dict) else None
+        # How each of its children has ended, by id; None while it has none.
+        family = offer.get("children")
+        self.children = None if family is None else {end["task_id"]: end["status"] for end in family["ends"]}
         self.lost, self.reason = threading.Event(), ""
         self.under = {"task_id": self.task_id, "lease_id": self.lease_id, "fence": self.fence}
         self.pulse = Pulse(self.under, offer["renew_every_seconds"], self.lose)
@@ -199,7 +203,7 @@ class Job:
         if parked.checkpoint is not None:
             self.note(self._report, to_json_value(parked.checkpoint, "checkpoint"))
         return {**self.describe_checkpoint(), "after_seconds": parked.after, "until": parked.until,
-                "reason": parked.reason}
+                "reason": parked.reason, "until_children": parked.children}
 
     def describe_checkpoint(self) -> dict[str, Any]:
         """Return what a call that ends the lease says of the progress: what may not be sent yet, if there is any."""

@@ -216,6 +216,7 @@ def restate_task(story: Story, settings: Settings, held: str) -> stored.Task:
         max_attempts=max(settings.default_max_attempts, story.attempt + 1),
         retry_backoff_seconds=settings.default_retry_backoff_seconds, max_expiries=settings.max_expiries,
         created_at=duty.created_at, duty=duty.receipt_id, idempotency_key=None, fingerprint=None,
+        parent_task_id=body.get("parent_task_id"),
         asyncgate_instance=duty.asyncgate_instance, updated_at=story.updated_at, status=story.status,
         attempt=story.attempt, fence=story.fence, expiries=story.expiries, owed=story.owed,
         held=held if is_open else None, lost_to=to_canonical(story.lost_to).decode(),

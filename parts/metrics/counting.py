@@ -133,7 +133,7 @@ class Metrics(Extension):
         if lease.ending != "live":
             numbers.leases_ended[*label, lease.ending] += 1
             numbers.holds[label].add(max(work.now - lease.acquired_at, 0.0))
-            if task.held not in (None, stored.INPUT_REQUIRED):      # who waits for an answer needs no look
+            if task.held is not None and task.held not in stored.AWAITING:      # that needs no look
                 numbers.held[label] += 1
         elif lease.acquired_at == work.now:
             numbers.granted[label] += 1

@@ -221,6 +221,14 @@ class LeaseInvalid(GateError):
     code, status = "lease_invalid_or_expired", 409
 
 
+class Unloaded(BaseException):
+    """An operation needs a task that its batch has not loaded; no rule may catch that, and the next batch loads it."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id)
+        self.task_id = task_id
+
+
 class InvalidTransition(GateError):
     """The task's status, shown in `status`, does not allow this step."""
     code, status = "invalid_state_transition", 409

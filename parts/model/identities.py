@@ -22,8 +22,9 @@ IDENTITY_MEMBERS = frozenset((*KIND_MEMBERS[:2], *ID_MEMBERS[:3], *INSTANCE_MEMB
 IMPLIED = {"agent_id": "agent", "worker_id": "worker"}          # kinds
 
 # Fields with ids that a gate has made; it makes them in lower case.
-OURS = frozenset({"task_id", "lease_id", "receipt_id", "parent_receipt_id", "since_receipt_id", "tenant_id", "tenant",
-                  "after", "webhook_id", "bulk_id", "user_id", "client_id", "session_id", "erasure_id"})
+OURS = frozenset({"task_id", "parent_task_id", "lease_id", "receipt_id", "parent_receipt_id", "since_receipt_id",
+                  "tenant_id", "tenant", "after", "webhook_id", "bulk_id", "user_id", "client_id", "session_id",
+                  "erasure_id"})
 _is_uuid = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
 
 

@@ -38,3 +38,4 @@ class News(Struct, frozen=True):
     followed: bool = False                                  # whether somebody follows them here
     pauses: bool = False                                    # whether what is paused has changed
     types: bool = False                                     # whether what is declared of types has changed
+    families: tuple[str, ...] = ()                          # tasks of which children have ended

@@ -58,15 +58,15 @@ def is_late(task: stored.Task, now: float) -> bool:
     return task.status not in stored.TERMINAL and has_passed(task.deadline_at, now)
 
 
-def is_unanswered(task: stored.Task, now: float) -> bool:
-    """Whether a task waits for an answer that was to come by now."""
-    return task.held == stored.INPUT_REQUIRED and has_passed(task.next_eligible_at, now)
+def waits_too_long(task: stored.Task, now: float) -> bool:
+    """Whether a task waits for an answer, or for its children, and that was to come by now."""
+    return task.held in stored.AWAITING and has_passed(task.next_eligible_at, now)
 
 
 def is_overdue(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether upkeep must look at a task (H.7)."""
     return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task) or (
-        is_unanswered(task, now))
+        waits_too_long(task, now))
 
 
 def backoff(base: int, attempt: int, limit: int) -> float:

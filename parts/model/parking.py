@@ -14,7 +14,7 @@ GIVEN_BACK = frozenset({"released", "parked", stored.INPUT_REQUIRED})
 
 
 def find_park_end(ask: wire.ReleaseLease, now: float) -> float | None:
-    """Return until when a task is parked; None if it is offered again at once."""
+    """Return until when a task is parked; None if no time is said."""
     if ask.after_seconds is not None and ask.until is not None:
         raise errors.InvalidRequest("release_lease takes after_seconds or until, not both")
     if ask.after_seconds is not None:
@@ -30,6 +30,7 @@ def why_parked_out(task: stored.Task, parks: int, limit: int) -> str | None:
     return PARKS_LIMIT if 0 < most <= parks else None
 
 
-def describe_park(until: float | None, parks: int, why: str | None) -> dict[str, Any]:
+def describe_park(ask: wire.ReleaseLease, until: float | None, parks: int) -> dict[str, Any]:
     """Return what the receipt says of a lease that was given back."""
-    return {"why": why, **({} if until is None else {"parked_until": to_utc(until), "parks": parks})}
+    return {"why": ask.reason, "until_children": ask.until_children, "parks": parks or None,
+            "parked_until": None if until is None else to_utc(until)}

@@ -43,6 +43,7 @@ class TaskFilter(Query[Row], frozen=True):
     held: bool | None = None    # whether it is on hold
     type_prefix: str | None = None
     summary_prefix: str | None = None       # SUMMARY_LETTERS at most
+    parent_task_id: str | None = None
 
 
 class LeaseFilter(Query[tuple[stored.Lease, str]], frozen=True):

@@ -45,6 +45,8 @@ QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"
     {"succeeded", "failed", "canceled"})
 INPUT_REQUIRED = "input_required"       # why a task is on hold that has asked somebody
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
+CHILDREN_OPEN = "children_open"         # and one that waits for its children
+AWAITING = frozenset({INPUT_REQUIRED, CHILDREN_OPEN})   # holds that end when what is awaited comes, or is late
 
 
 @stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
@@ -71,6 +73,7 @@ class Task(Struct, frozen=True):
     duty: IdText                        # the task.assigned receipt that the end of the task discharges
     idempotency_key: Content[IdText | None]  # of the creator
     fingerprint: Plain[str | None]      # hash of the request that carried the key
+    parent_task_id: IdText | None       # the task whose child it is
     # What stands before this field never changes: both databases split the row here.
     asyncgate_instance: IdText          # the gate that looks after it
     updated_at: float                   # of the last change
@@ -81,7 +84,7 @@ class Task(Struct, frozen=True):
     owed: bool = True                   # whether the duty is not discharged yet
     held: Content[str | None] = None    # why a queued task is on hold
     lost_to: Actor[Json] = "[]"         # workers whose lease ran out, for the anomaly of a task on hold
-    next_eligible_at: float | None = None  # no lease before this time; of one that has asked: when an answer is late
+    next_eligible_at: float | None = None  # no lease before this time; or when what it waits for is late
     deadline_at: float | None = None    # None after it has been reported
     started_at: float | None = None     # when its worker began
     completed_at: float | None = None   # when it ended
@@ -152,6 +155,7 @@ class Progress(Struct, frozen=True):
     step_bytes: int = 0                 # bytes of their values
     steps_sha256: Plain[str | None] = None  # digest of the last one, which covers them all
     inputs: Content[Json | None] = None  # JSON array of Question: what was asked, and the answers
+    family: Plain[Json | None] = None   # JSON of Family: how many children it has, and how the last of them ended
 
 
 class Question(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncgate.parts.model import stored, wire
+from asyncgate.parts.model.families import show_children
 from asyncgate.parts.model.trace import Trace
 
 LONGEST_ID = 200
@@ -77,7 +78,8 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         leased_to=live.worker if live else None, lease_expires_at=to_utc_or_none(live.expires_at) if live else None,
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
-        rerun_of=terms.rerun_of, limits=msgspec.json.decode(task.limits) if task.limits else None, **show_trace(terms))
+        rerun_of=terms.rerun_of, limits=msgspec.json.decode(task.limits) if task.limits else None,
+        parent_task_id=task.parent_task_id, children=show_children(progress), **show_trace(terms))
 
 
 def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
 def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
     """Return how many bytes the texts have that a task is shown with."""
     told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress,
-            progress and progress.inputs)
+            progress and progress.inputs, progress and progress.family)
     return sum(len(text if text.isascii() else text.encode()) for text in told if text)
 
 
@@ -155,7 +157,7 @@ def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress:
         caused_by_receipt_id=read_cause(task.payload) or task.duty,
         progress=to_raw(progress.progress if progress else None),
         steps=progress.steps if progress and progress.steps else msgspec.UNSET, inputs=show_inputs(progress),
-        **show_trace(terms))
+        children=show_children(progress), **show_trace(terms))
 
 
 def show_inputs(progress: stored.Progress | None) -> dict[str, wire.Input] | msgspec.UnsetType:

@@ -25,6 +25,7 @@ Owed = Literal["open", "discharged"]
 OnExpiry = Literal["resume", "fail"]
 InputAction = Literal["accept", "decline", "cancel"]
 InputState = Literal["open", "accept", "decline", "cancel", "expired"]
+UntilChildren = Literal["all", "any"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
@@ -225,7 +226,8 @@ class CreateTask(AsPrincipal, kw_only=True):
 
     example = ({**examples.WORK, "agent_id": "ada", "idempotency_key": "page-a"},
                {"task_id": examples.TASK_ID, "status": "queued"})
-    refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded, errors.PayloadInvalid)
+    refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded, errors.TaskNotFound,
+                errors.InvalidTransition, errors.PayloadInvalid)
     creates = True
     kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
     type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
@@ -244,6 +246,8 @@ class CreateTask(AsPrincipal, kw_only=True):
     retry_backoff_seconds: Annotated[Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None,
                                      says("pause before the second attempt; it doubles")] = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
+    parent_task_id: Annotated[Name | None, says(
+        "the task whose child it is: of the same creator, or leased to it; release_lease until_children waits")] = None
     max_expiries: Annotated[Natural | None, says("lost leases before a hold; 0: never")] = None
     task_summary: Annotated[Text | None, says("one line for people")] = None
     instructions: Annotated[Text | None, says("what the worker is to do, in words")] = None
@@ -339,6 +343,7 @@ class ListTasks(PageAsk, kw_only=True):
     created_before: Annotated[Moment | None, says("created earlier")] = None
     id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
     held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
+    parent_task_id: Annotated[Name | None, says("only children of this task")] = None
     type_prefix: Annotated[Name | None, says("how the type begins")] = None
     summary_prefix: Annotated[SummaryPrefix | None, says("how task_summary begins, letter for letter")] = None
 
@@ -351,6 +356,7 @@ class CancelTask(TaskAsk, kw_only=True):
     refusals = (*TaskAsk.refusals, errors.ReceiptTooLarge)
     next_step = "After ok: true the task stays canceled, and nothing is owed."
     reason: Annotated[Text | None, says("why; in the receipt")] = None
+    cascade: Annotated[bool, says("true: all its descendants that have not ended, too")] = False
 
 
 class ReleaseHold(TaskAsk, kw_only=True):
@@ -448,6 +454,8 @@ class ReleaseLease(LeaseAsk, kw_only=True):
     next_step = "lease_next leases other work."
     after_seconds: Annotated[Pause | None, says("park it for so long")] = None
     until: Annotated[Moment | None, says("park it until this time")] = None
+    until_children: Annotated[UntilChildren | None, says(
+        "park it until all its children have ended, or any more; with a time, until that at most")] = None
     checkpoint: Annotated[AnyJson, says("progress for the next worker, as report_progress takes it")] = field(
         default_factory=nothing)
     reason: Annotated[Text | None, says("why")] = None
@@ -739,6 +747,23 @@ class Items(Struct, dict=True):
         return both
 
 
+class ChildEnd(Struct, frozen=True):
+    """How a child ended."""
+
+    task_id: str
+    status: Status
+
+
+class Children(Struct):
+    """How many children a task has, by what became of them; up to 100 ends are named, the last ones."""
+
+    open: int
+    succeeded: int
+    failed: int
+    canceled: int
+    ends: list[ChildEnd]
+
+
 class Outcome(Struct):
     """How a task ended."""
 
@@ -787,6 +812,8 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     result: Outcome | None = None
     rerun_of: str | None = None
     limits: Annotated[dict[str, str] | None, says("its key under each of its limits")] = None
+    parent_task_id: str | None = None
+    children: Annotated[Children | UnsetType, says("if it has any; the last ones that ended are named")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
@@ -834,6 +861,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
         default_factory=nothing)
     steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
     inputs: Annotated[dict[str, Input] | UnsetType, says("the answers to what request_input asked, by key")] = UNSET
+    children: Annotated[Children | UnsetType, says("its children, and how the last ones of them ended")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
@@ -867,6 +895,7 @@ class Ok(Struct, omit_defaults=True):
     next: Annotated[str | None, says("the call that discharges an open obligation")] = None
     result_differs: Annotated[bool, says("the repeated call carried a different result; the first one stands")] = False
     warnings: Annotated[list[str] | UnsetType, says("such as that a result does not fit its type")] = UNSET
+    descendants: Annotated[int | None, says("with cascade: how many of its descendants were canceled now")] = None
 
 
 class Released(Struct, omit_defaults=True):
@@ -876,6 +905,7 @@ class Released(Struct, omit_defaults=True):
     status: Status
     requeued: bool | None = None
     next_eligible_at: datetime | None = None
+    open_children: Annotated[int | None, says("children that it waits for; absent: none")] = None
     error_differs: Annotated[bool, says("the repeated call carried a different error; the first one stands")] = False
 
 

@@ -85,9 +85,9 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
 
 
 CauseName = Literal[
-    "leased", "instance_gone", "lease_overdue", "input_required", "on_hold", "paused", "tenant_suspended", "delay",
-    "backoff", "parked", "jitter", "limit_reached", "lease_quota", "no_worker", "behind", "workers_busy", "claimable",
-    "owed", "ledger_parked", "ledger_waiting", "ended"]
+    "leased", "instance_gone", "lease_overdue", "input_required", "children_open", "on_hold", "paused",
+    "tenant_suspended", "delay", "backoff", "parked", "jitter", "limit_reached", "lease_quota", "no_worker",
+    "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting", "ended"]
 
 
 class WorkerFact(Struct, omit_defaults=True):
@@ -132,6 +132,7 @@ class Evidence(Struct, omit_defaults=True):
     reason: str | None = None               # the error; or what the ledger, or who paused or canceled, says
     by: wire.Principal | None = None             # who paused or canceled
     tries: int | None = None
+    children: dict[str, int] | None = None      # how many are open, succeeded, failed, canceled
 
 
 class NextCall(Struct):

@@ -20,6 +20,7 @@ from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model import errors, queries, stored, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
+from asyncgate.parts.model.families import count_children, read_family
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
@@ -200,9 +201,25 @@ def explain_input(at: Facts) -> wire_workers.Cause | None:
                       ("get_task", f"wait until {first.to} answers, or end it: cancel_task"))
 
 
+def explain_children(at: Facts) -> wire_workers.Cause | None:
+    """It waits for its children."""
+    if at.task.held != stored.CHILDREN_OPEN or (family := read_family(at.progress)) is None:
+        return None
+    counts = count_children(family)
+    how = ", ".join(f"{number} {name}" for name, number in counts.items() if number and name != "open")
+    until = "" if family.until == "all" else "the next end of one of "
+    return make_cause(at, "children_open", f"It waits for {until}its children: {family.ended} of "
+                      f"{family.open + family.ended} {'has' if family.ended == 1 else 'have'} ended"
+                      f"{f' ({how})' * bool(how)}.",
+                      wire_workers.Evidence(since=to_utc(at.task.updated_at), until=to_utc_or_none(
+                          at.task.next_eligible_at), held=at.task.held, children=counts),
+                      ("list_tasks", "see what keeps them; wait_tasks waits until they have ended"),
+                      ("get_task", "wait until they have ended, or offer it to workers at once: release_hold"))
+
+
 def explain_hold(at: Facts) -> wire_workers.Cause | None:
     """It is on hold."""
-    if at.task.status != "queued" or at.task.held in (None, stored.INPUT_REQUIRED):
+    if at.task.status != "queued" or at.task.held is None or at.task.held in stored.AWAITING:
         return None
     lost_to, parks = sorted(set(decode_json(at.task.lost_to))), at.progress.parks if at.progress else 0
     why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is all it may be (max_parks)",
@@ -520,10 +537,10 @@ def find_message(error: Any) -> str:
 
 
 CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
-    explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_hold, explain_pause,
-    explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter, explain_no_worker, explain_limit,
-    explain_quota,
-    explain_busy, explain_queue, explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
+    explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_children, explain_hold,
+    explain_pause, explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter,
+    explain_no_worker, explain_limit, explain_quota, explain_busy, explain_queue, explain_claimable, explain_owed,
+    explain_parked, explain_waiting, explain_end)
 
 
 # Making them.
@@ -548,6 +565,8 @@ def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
         return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
     if operation == "answer_input":
         return {"task_id": at.task.task_id, "key": at.questions[0].key, "action": "accept"}
+    if operation == "list_tasks":
+        return {"parent_task_id": at.task.task_id}
     if operation == "get_task" and at.task.status not in stored.TERMINAL:
         return {"task_id": at.task.task_id, "wait_seconds": WAIT_SECONDS}
     return {"task_id": at.task.task_id}

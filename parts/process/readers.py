@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -18,21 +18,21 @@ Topic = tuple[str, str]     # what to be called for: the kind of the name, and t
 
 
 class Wants(Struct, frozen=True):
-    """What a waiting read is called for: the end of a task, or a receipt that passes a filter."""
+    """What a waiting read is called for: the end of some task, or a receipt that passes a filter."""
 
-    end_of: str | None = None
+    ends: tuple[str, ...] = ()  # of tasks; or name_family of one: of its children
     to: wire.Principal | None = None         # None: everybody; of ANY_KIND: whoever has that id
     task_id: str | None = None
     types: frozenset[str] | None = None
 
     @property
-    def topic(self) -> Topic:
-        """Return the most selective topic that names all that is wanted."""
-        if self.end_of is not None:
-            return "end", self.end_of
+    def topics(self) -> list[Topic]:
+        """Return the most selective topics that name all that is wanted."""
+        if self.ends:
+            return [("end", task_id) for task_id in self.ends]
         if self.task_id is not None:
-            return "task", self.task_id
-        return ("to", self.to.id) if self.to is not None else ("all", "")
+            return [("task", self.task_id)]
+        return [("to", self.to.id) if self.to is not None else ("all", "")]
 
     def fits(self, receipt: stored.Receipt) -> bool:
         """Whether a receipt passes the filter."""
@@ -100,24 +100,26 @@ class Readers:
                 f"{self.most} reads are waiting already, the most (max_waiting_readers); read without "
                 "wait_seconds, or come back when one has been answered", retry_after=1)
         seat, topics = Seat(wants), self.seats[tenant_id]
-        topics.setdefault(wants.topic, {})[seat] = None
+        for topic in wants.topics:
+            topics.setdefault(topic, {})[seat] = None
         self.count += 1
         try:
             yield seat
         finally:
             self.count -= 1
             seat.stop()
-            del topics[wants.topic][seat]
-            if not topics[wants.topic]:
-                del topics[wants.topic]
+            for topic in wants.topics:
+                del topics[topic][seat]
+                if not topics[topic]:
+                    del topics[topic]
             if not topics:
                 self.seats.pop(tenant_id, None)
 
-    def announce(self, tenant_id: str, changed: Iterable[stored.Task], receipts: Iterable[stored.Receipt]) -> None:
+    def announce(self, tenant_id: str, changed: Collection[stored.Task], receipts: Iterable[stored.Receipt]) -> None:
         """Call the reads that wait for what a batch of this process has committed."""
         if not (topics := self.seats.get(tenant_id)):
             return
-        self._wake_ends(topics, list_ended(changed))
+        self._wake_ends(topics, [*list_ended(changed), *map(name_family, list_families(changed))])
         for receipt in receipts:
             for topic in (("to", receipt.to_id), ("task", receipt.task_id), ("all", "")):
                 for seat in topics.get(topic, ()):
@@ -128,9 +130,9 @@ class Readers:
         """Call the reads that wait for what another process has committed."""
         if not (topics := self.seats.get(news.tenant_id)):
             return
-        self._wake_ends(topics, news.ended)
+        self._wake_ends(topics, [*news.ended, *map(name_family, news.families)])
         for seat in list_seats(topics) if news.receipts or news.many else ():
-            if news.many or (seat.wants.end_of is None
+            if news.many or (not seat.wants.ends
                              and any(seat.wants.may_fit(*receipt) for receipt in news.receipts)):
                 seat.wake()
 
@@ -151,12 +153,23 @@ class Readers:
 
 def list_seats(topics: Topics) -> list[Seat]:
     """Return the seats of a tenant."""
-    return [seat for seats in topics.values() for seat in seats]
+    return list(dict.fromkeys(seat for seats in topics.values() for seat in seats))
+
+
+def name_family(task_id: str) -> str:
+    """Name the children of a task, of which one ends."""
+    return f"children of {task_id}"
 
 
 def list_ended(changed: Iterable[stored.Task]) -> list[str]:
     """Return those of the changed tasks that have ended."""
     return [task.task_id for task in changed if task.status in stored.TERMINAL]
+
+
+def list_families(changed: Iterable[stored.Task]) -> list[str]:
+    """Return the parents of those of the changed tasks that have ended."""
+    return list(dict.fromkeys(task.parent_task_id for task in changed
+                              if task.parent_task_id is not None and task.status in stored.TERMINAL))
 
 
 def is_awaited(receipts: Iterable[stored.Receipt]) -> bool:

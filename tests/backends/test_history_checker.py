@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncgate.conformance.history import Call, Stored, violations
 from asyncgate.parts.model.content import sha256
-from asyncgate.parts.model.stored import Bulk, Event, Lease, Receipt, Task
+from asyncgate.parts.model.stored import Bulk, Event, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.stored_journal import RecordedStep
 
 HERE, THERE = "tenant here", "tenant there"
@@ -48,8 +48,8 @@ class Forgery:
             {"task_id": task_id, "lane": 0, "type": "demo", "payload": "", "payload_pointer": None, "requirements": "",
              "terms": "", "owner_kind": "agent", "owner_id": "ada", "principal_ai": "", "priority": 0,
              "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0,
-             "duty": f"{task_id}-1", "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "",
-             "updated_at": 0.0, **fields}, Task)
+             "duty": f"{task_id}-1", "idempotency_key": None, "fingerprint": None, "parent_task_id": None,
+             "asyncgate_instance": "", "updated_at": 0.0, **fields}, Task)
 
     def event(self, task_id: str, type: str, **payload: Any) -> None:
         text = msgspec.json.encode(payload).decode()
@@ -310,6 +310,46 @@ def parks(f: Forgery, again_at: float, parks: int = 1) -> None:
     f.lease("v", "v-b", 2, "live")
 
 
+def family(f: Forgery, early: bool = False, counts: str = '{"canceled":1,"told":1}', held: bool = False) -> None:
+    """Task y waits for its child z, which is canceled, and is leased again."""
+    f.call("create_task", "ada", {"task_id": "y", "status": "queued"})
+    f.receipt("y-1", "task.assigned", "y", "ada", "ada")
+    f.call("lease_next", "w1", {"tasks": [offer("y", "y-a", 1, f.clock + 60)]})
+    f.receipt("y-2", "task.accepted", "y", "w1", lease="y-a", parents=("y-1",), fence=1)
+    f.call("create_task", "ada", {"task_id": "z", "status": "queued"})
+    f.receipt("y-3", "task.assigned", "z", "ada", "ada")
+    f.receipt("y-4", "lease.expired", "y", "asyncgate", "ada", lease="y-a", parents=("y-2",), reason="parked", parks=1,
+              until_children="all")
+    f.call("cancel_task", "ada", {"ok": True, "status": "canceled"}, task_id="z")
+    f.receipt("y-6", "task.canceled", "z", "ada", parents=("y-3",))
+    f.receipt("y-7", "task.result_ready", "z", "asyncgate", "ada", parents=("y-6",))
+    f.task("z", status="canceled", owed=False, parent_task_id="y", duty="y-3")
+    f.lease("y", "y-a", 1, "released")
+    f.task("y", fence=1, held="children_open")
+    if not held:
+        f.receipt("y-5" if early else "y-8", "task.accepted", "y", "w1", lease="y-b", parents=("y-1",), fence=2)
+        f.lease("y", "y-b", 2, "live")
+        f.change("y", fence=2, held=None, status="leased")
+    f.end.obligations.add("y-1")
+    f.end.progress["y"] = Progress("y", "null", 3, 1, 0.0, 1, family=counts)
+
+
+def lets_a_parent_wait_for_what_has_ended(f: Forgery) -> None:
+    family(f, held=True)
+
+
+def leases_a_parent_before_its_child_has_ended(f: Forgery) -> None:
+    family(f, early=True)
+
+
+def forgets_the_end_of_a_child(f: Forgery) -> None:
+    family(f, counts='{"open":1}')
+
+
+def tells_another_end_of_a_child(f: Forgery) -> None:
+    family(f, counts='{"failed":1}')
+
+
 def leases_what_is_parked(f: Forgery) -> None:
     parks(f, again_at=59)
 
@@ -532,6 +572,8 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
     ("ORDER", turns_a_claim_around), ("PARKS", leases_what_is_parked), ("PARKS", counts_a_park_twice),
+    ("FAMILIES", lets_a_parent_wait_for_what_has_ended), ("FAMILIES", leases_a_parent_before_its_child_has_ended),
+    ("FAMILIES", forgets_the_end_of_a_child), ("FAMILIES", tells_another_end_of_a_child),
     ("STEPS", keeps_another_value_of_a_step), ("STEPS", loses_a_step), ("STEPS", tells_of_more_steps_than_there_are),
     ("PAUSES", leases_what_is_paused), ("PAUSES", leases_a_paused_lane),
     ("PAUSES", leases_to_a_paused_worker), ("PAUSES", leases_in_a_paused_tenant),
@@ -579,6 +621,13 @@ def test_a_recorded_step_and_a_park_are_part_of_a_true_history() -> None:
     f = truth()
     records(f)
     parks(f, again_at=61)
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_a_parent_that_is_leased_after_the_end_of_its_child_is_part_of_a_true_history() -> None:
+    f = truth()
+    family(f)
 
     assert violations(f.calls, f.final) == []
 

@@ -833,6 +833,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_inputs": [{"task_id": "{task_id}"}],
     "record_step": [{**HELD, "seq": 1, "name": "a", "value": 1}, {**MINE, "seq": 1, "name": "a", "value": 1}],
     "list_steps": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
+    "wait_tasks": [{"parent_task_id": "{task_id}"}, {"ids": ["{task_id}"]}],
     "list_leases": [{"worker_id": "{worker}"}, {"worker_id": "{worker}", "resumption_id": "{claim}"}],
     "list_receipts": [{"task_id": "{task_id}"}, {"to_id": "{agent}"}, {"since_receipt_id": "{receipt_id}"},
                       {"cursor": "{cursor}"}],

@@ -238,6 +238,28 @@ async def test_a_parked_task_comes_back_with_its_checkpoint_and_at_no_cost(gate:
     assert task["result"]["result"] == [{"asked": 2}, {"checkpoint": {"asked": 2}}]
 
 
+async def test_a_parent_parks_until_its_children_have_ended_and_is_told_how(gate: AsyncHttp) -> None:
+    seen: list[Any] = []
+
+    async def parent(payload: Any, job: Job) -> Any:
+        seen.append(job.children)
+        if job.children is None:
+            for number in range(2):
+                await gate.call("create_task", type="t", payload={"child": number}, parent_task_id=job.task_id,
+                                idempotency_key=f"{job.task_id} {number}", max_attempts=1)
+            raise Park(children="all", checkpoint="asked")
+        return [job.checkpoint, sorted(job.children.values())]
+
+    async def either(payload: Any, job: Job) -> Any:
+        return await parent(payload, job) if payload is None else 1 // payload["child"]
+
+    task = await run(gate, either)
+
+    assert task["result"]["result"] == ["asked", ["failed", "succeeded"]]
+    assert (task["parks"], task["attempt"], seen[0]) == (1, 0, None)
+    assert {**task["children"], "ends": None} == {"open": 0, "succeeded": 1, "failed": 1, "canceled": 0, "ends": None}
+
+
 @pytest.mark.parametrize("more", [{}, {"after": 1, "until": datetime.now(UTC)}])
 async def test_a_park_says_its_time_once(more: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"after .* or until"):

@@ -33,7 +33,7 @@ eras = pytest.mark.parametrize("era", ["legacy", "modern"])
 WAITING: dict[str, dict[str, Any]] = {
     "get_task": {}, "run_task": {"type": "demo", "payload": None, "agent_id": "ada"}, "lease_next": {"worker_id": "w2"},
     "list_receipts": {"agent_id": "ada", "receipt_type": "task.failed"}, "list_open_obligations": {"agent_id": "eve"},
-    "drain_work": {"worker": "w1"}, "list_inputs": {}}
+    "drain_work": {"worker": "w1"}, "list_inputs": {}, "wait_tasks": {}}
 OF_A_TASK = ("get_task", "list_inputs")
 
 
@@ -95,6 +95,8 @@ async def test_every_waiting_call_beats_until_its_client_goes(
     if name == "list_inputs":
         await served.post(f"/v1/tasks/{offer['task_id']}/inputs", {
             "worker_id": "w1", "lease_id": offer["lease_id"], "key": "deploy", "message": "Deploy?"})
+    if name == "wait_tasks":
+        WAITING[name]["ids"] = [offer["task_id"]]
     fields = {**WAITING[name], **({"task_id": offer["task_id"]} if name in OF_A_TASK else {}), "wait_seconds": 30}
     verb, target, body, headers = make_call(name, fields, era)
     async with (asyncio.timeout(PATIENCE_SECONDS), httpx2.AsyncClient(transport=InProcess(served.gate)) as client,

@@ -113,6 +113,8 @@ class Walk:
         if op.name == "remove_type":
             await self.served.post("/v1/types/ocr", {"worker_id": "w1", "description": "Read."})
             return {"type": "ocr"}
+        if op.name == "wait_tasks":
+            return {"ids": [await self.created()], "agent_id": "ada"}
         if op.name == "request_input":
             return await self.held() | {"key": "deploy", "message": "Deploy?"}
         if op.name == "answer_input":

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Caller, Engine, Extension, Hooks, Needs, News, Operation, Transact, Work
+from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Transact, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.model.errors import Forbidden, QuotaExceeded
 from asyncgate.parts.model.stored import Account, Lease, Receipt, Task
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, Principal
+from asyncgate.parts.process.hooks import Hooks
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
@@ -223,14 +224,14 @@ async def test_an_extension_stands_around_a_call_and_may_refuse_a_creation_befor
 
 
 def test_what_an_extension_does_not_override_is_not_called() -> None:
-    hooks = Hooks((Extension(), Notes("a", [])))
+    hooks = Hooks(Extension, (Extension(), Notes("a", [])))
 
     assert [name for name, hook in vars(hooks).items() if hook] == [
         "name_needs", "after_decision", "wrap_transact", "after_commit"]
 
 
 def test_every_hook_of_an_extension_is_collected() -> None:
-    assert vars(Hooks(())).keys() == {name for name in vars(Extension) if not name.startswith("_")}
+    assert vars(Hooks(Extension, ())).keys() == {name for name in vars(Extension) if not name.startswith("_")}
 
 
 def outside(path: Path) -> list[str]:

@@ -35,7 +35,7 @@ CASES = list(itertools.product(STATUSES, STEPS))
 
 def task(status: str) -> Task:
     return Task("t", 0, "demo", "null", None, "null", "{}", "agent", "ada", "ada", 0, 3, 30, 10, 0.0, "duty", None,
-                None, "gate", 0.0, status)  # type: ignore[arg-type]
+                None, None, "gate", 0.0, status)  # type: ignore[arg-type]
 
 
 def test_the_steps_are_the_edges_of_the_specified_state_machine() -> None:

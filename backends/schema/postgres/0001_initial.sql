@@ -99,6 +99,7 @@ CREATE TABLE asyncgate.tasks (              -- the fields of a task that never c
     duty            asyncgate.id NOT NULL,  -- its task.assigned receipt
     idempotency_key asyncgate.id,           -- of the creator
     fingerprint     text,                   -- hash of the request that had the key
+    parent_task_id  asyncgate.id,           -- the task whose child it is
     summary         asyncgate.id,           -- the beginning of its summary, to be looked for
     PRIMARY KEY (tenant_id, task_id)
 );
@@ -106,6 +107,7 @@ CREATE UNIQUE INDEX tasks_key ON asyncgate.tasks (tenant_id, owner_kind, owner_i
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_owner ON asyncgate.tasks (tenant_id, owner_kind, owner_id, task_id);
 CREATE INDEX tasks_type ON asyncgate.tasks (tenant_id, type, task_id);
+CREATE INDEX tasks_parent ON asyncgate.tasks (tenant_id, parent_task_id, task_id) WHERE parent_task_id IS NOT NULL;
 CREATE INDEX tasks_summary ON asyncgate.tasks (tenant_id, summary, task_id) WHERE summary IS NOT NULL;
 
 -- The fields of a task that change, and its latest lease: one narrow row with one row lock, so that a transaction that
@@ -126,7 +128,7 @@ CREATE TABLE asyncgate.states (
     owed            boolean NOT NULL,       -- true until its duty is discharged
     held            text,                   -- why it is on hold (not offered although queued)
     lost_to         text NOT NULL,          -- JSON array: the workers that lost it
-    next_eligible_at float8,                -- no lease before this time
+    next_eligible_at float8,                -- no lease before this time; or when what it waits for is late
     deadline_at     float8,                 -- when it passes, it is reported once
     started_at      float8,                 -- when its worker began
     completed_at    float8,                 -- when it ended
@@ -411,10 +413,11 @@ BEGIN
     -- Leases that were renewed since: upkeep checks them again when they expire.
     FOR late IN
         SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END, deadline_at,
-                                         CASE WHEN held = 'input_required' THEN next_eligible_at END) AS next_at
+                                         CASE WHEN held IN ('input_required', 'children_open')
+                                              THEN next_eligible_at END) AS next_at
         FROM asyncgate.states
         WHERE check_at <= now_at AND (deadline_at IS NULL OR deadline_at > now_at)
-            AND (held = 'input_required' AND next_eligible_at <= now_at) IS NOT TRUE
+            AND (held IN ('input_required', 'children_open') AND next_eligible_at <= now_at) IS NOT TRUE
             AND CASE WHEN status IN ('leased', 'running') THEN expires_at > check_at
                      ELSE status <> 'queued' OR attempt < max_attempts END
         ORDER BY check_at LIMIT most FOR UPDATE SKIP LOCKED
@@ -427,7 +430,7 @@ BEGIN
         WHERE s.check_at <= now_at
             AND (s.status IN ('leased', 'running') AND s.expires_at <= lost_at AND s.asyncgate_instance <> ALL (holding)
                  OR (s.deadline_at <= now_at OR s.status = 'queued' AND s.attempt >= s.max_attempts
-                     OR s.held = 'input_required' AND s.next_eligible_at <= now_at)
+                     OR s.held IN ('input_required', 'children_open') AND s.next_eligible_at <= now_at)
                     AND s.asyncgate_instance <> ALL (living))
         ORDER BY s.check_at LIMIT most);
     RETURN QUERY (

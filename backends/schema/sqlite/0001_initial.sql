@@ -56,6 +56,7 @@ CREATE TABLE tasks (
     duty            TEXT NOT NULL,          -- its task.assigned receipt
     idempotency_key TEXT,                   -- of the creator
     fingerprint     TEXT,                   -- hash of the request that had the key
+    parent_task_id  TEXT,                   -- the task whose child it is
     asyncgate_instance TEXT NOT NULL,       -- which gate sweeps it (Clarification C)
     updated_at      REAL NOT NULL,          -- of the last change
     status          TEXT NOT NULL,          -- queued leased running succeeded failed canceled
@@ -65,7 +66,7 @@ CREATE TABLE tasks (
     owed            INTEGER NOT NULL,       -- 1 until its duty is discharged
     held            TEXT,                   -- why it is on hold (not offered although queued)
     lost_to         TEXT NOT NULL,          -- JSON array: the workers that lost it
-    next_eligible_at REAL,                  -- no lease before this time; of one that has asked: when an answer is late
+    next_eligible_at REAL,                  -- no lease before this time; or when what it waits for is late
     deadline_at     REAL,                   -- when it passes, it is reported once
     started_at      REAL,                   -- when its worker began
     completed_at    REAL,                   -- when it ended
@@ -89,12 +90,13 @@ CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at, lane)     -- w
     WHERE status = 'queued' AND ready = 0 AND held IS NULL;
 CREATE INDEX tasks_owner ON tasks (tenant_id, owner_kind, owner_id, task_id);
 CREATE INDEX tasks_type ON tasks (tenant_id, type, task_id);
+CREATE INDEX tasks_parent ON tasks (tenant_id, parent_task_id, task_id) WHERE parent_task_id IS NOT NULL;
 CREATE INDEX tasks_summary ON tasks (tenant_id, summary, task_id) WHERE summary IS NOT NULL;
 CREATE INDEX tasks_status ON tasks (tenant_id, status, task_id);
 CREATE INDEX tasks_held ON tasks (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
-CREATE INDEX tasks_asked ON tasks (tenant_id, next_eligible_at) WHERE held = 'input_required';
+CREATE INDEX tasks_awaiting ON tasks (tenant_id, next_eligible_at) WHERE held IN ('input_required', 'children_open');
 CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attempt >= max_attempts;
 
 CREATE TABLE queues (                       -- how many tasks each lane has: counted by each batch, never scanned

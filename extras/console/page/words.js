@@ -5,6 +5,7 @@ const CAUSES = {
   instance_gone: "the gate that looked after it is gone",
   lease_overdue: "its lease ran out, and nobody took it back",
   input_required: "it waits for an answer",
+  children_open: "it waits for its children",
   on_hold: "it is on hold",
   paused: "work of this kind is paused",
   tenant_suspended: "the tenant is suspended",
@@ -31,11 +32,12 @@ const FACTS = {
   instance_id: "Gate that looks after it", last_beat_at: "Last sign of that gate", swept_at: "This gate last looked",
   sweep_error: "What went wrong then", receipt_ids: "Receipts", reason: "What was said", by: "By", tries: "Tries",
   worker: "Worker", asked_at: "Last asked", accept_types: "Takes", capabilities: "Can do", holding: "Holds",
-  last_seen_at: "Last seen",
+  last_seen_at: "Last seen", children: "Children",
 };
 const HOLDS = {
   lease_expiries: "its lease was lost too often",
   input_required: "it waits for an answer",
+  children_open: "it waits for its children",
   receipts_per_task: "it has as many receipts as it may have",
 };
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};

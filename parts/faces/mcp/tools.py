@@ -27,13 +27,14 @@ RARE = frozenset({
     "check_terminator", "declare_type", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt",
     "health", "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps",
     "pause_schedule", "ready", "record_step", "remove_type", "report_schedule", "resume_schedule", "run_schedule",
-    "search_tasks", "sign_out_everywhere", "withdraw_consent"})
+    "search_tasks", "sign_out_everywhere", "wait_tasks", "withdraw_consent"})
 RARE_FOR_WORKERS = frozenset({"answer_input", "list_inputs", "list_receipts"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
-                            "max_parks", "process", "until", "newest", "resumption_id", "to_id", "to_kind", "types"})
+                            "max_parks", "process", "until", "until_children", "newest", "resumption_id", "to_id",
+                            "to_kind", "types", "cascade", "parent_task_id"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument, or only that of an agent or a worker; or
 # brief without it.

@@ -31,7 +31,7 @@ TASK = Task(
     task_id="t1", lane=1, type="demo", payload='{"n":1}', payload_pointer=None, requirements="null", terms="{}",
     owner_kind="agent", owner_id="ada", principal_ai="ada", priority=0, max_attempts=3, retry_backoff_seconds=30,
     max_expiries=10, created_at=1_800_000_000.0, duty="r0", idempotency_key=None, fingerprint=None,
-    asyncgate_instance="asyncgate-1", updated_at=1_800_000_000.0, fence=1, status="succeeded")
+    parent_task_id=None, asyncgate_instance="asyncgate-1", updated_at=1_800_000_000.0, fence=1, status="succeeded")
 RECEIPT = Receipt(
     receipt_id="r1", receipt_key="k1", receipt_type="task.completed", created_at=1_800_000_001.5, from_kind="worker",
     from_id="w1", to_kind="asyncgate", to_id="asyncgate-1", task_id="t1", lease_id="l1", schedule_id=None,

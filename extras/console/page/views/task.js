@@ -13,6 +13,7 @@ import {sayLength, when} from "../time.js";
 import {sayHold} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
 import {showEvidence} from "./task_evidence.js";
+import {readFamily, showFamily} from "./task_family.js";
 import {tellStory} from "./task_story.js";
 import {sayError, showTimeline} from "./task_timeline.js";
 
@@ -47,7 +48,9 @@ export async function load(page) {
     page.may("get_task_history") ? mayBeRefused(readHistory(page, task_id)) : null]);
   const receipts = (history?.events ?? []).flatMap((event) => event.receipt ?? []);
   tick(page, !task.result);
-  return {task, explanation, history, receipts, strangers: await readStrangers(page, receipts)};
+  const [strangers, family] = await Promise.all([readStrangers(page, receipts),
+    mayBeRefused(readFamily(page, task))]);
+  return {task, explanation, history, receipts, strangers, family: family ?? []};
 }
 
 /** The title of the page. */
@@ -129,6 +132,7 @@ export function show(data, page) {
     explanation ? showExplanation(data, page) : h("p", {class: "quiet"},
       "Only its owner and admins are told why it is not done."),
     showContents(data, page),
+    showFamily(task, data.family),
     section("Timeline", {id: "timeline"}, story ? showTimeline(story, task, page) : showNoHistory()),
     section("Receipts", {id: "receipts", actions: history?.more
       && h("span", {class: "quiet"}, `the first ${MOST_EVENTS} events`)},
@@ -320,6 +324,7 @@ function showContract({task, history}, page) {
       ["Obligation", h("span", null, task.obligation_open ? badge("open", "warning") : badge("discharged", "ok"), " ",
         h("a", {href: link(["task", task.task_id], {receipt: task.obligation_receipt_id})},
           endOf(task.obligation_receipt_id)))],
+      ["Child of", task.parent_task_id && taskLink(task.parent_task_id)],
       ["Runs again", task.rerun_of && taskLink(task.rerun_of)],
       ["Run again as", reruns.length ? reruns.map((id) => [taskLink(id), " "]) : null],
       ["Caused by", typeof task.payload?.caused_by_receipt_id === "string" && page.may("get_receipt")

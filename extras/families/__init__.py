@@ -1,0 +1,1 @@
+"""Families: what is done with several tasks together; what each end changes is in parts/model/families.py."""

@@ -1,0 +1,8 @@
+"""What families join to the gate."""
+
+from asyncgate import Operation
+from asyncgate.extras.families import rules
+from asyncgate.parts.extras import Extra
+
+EXTRA = Extra(extensions=lambda engine: [rules.Families(engine)], operations=[
+    Operation(rules.wait_tasks, "POST /v1/tasks/wait", "a w A s", "tasks:read tasks:lease", "R")])
