@@ -123,8 +123,8 @@ def test_every_argument_of_a_tool_is_described(name: str) -> None:
 
 
 # What the first word of a writing operation's name says about what was there before.
-TAKES_AWAY = {"cancel", "change", "drain", "end", "erase", "fail", "pause", "remove", "revoke", "rotate", "run", "set",
-              "sign", "suspend", "withdraw"}
+TAKES_AWAY = {"cancel", "change", "declare", "drain", "end", "erase", "fail", "pause", "remove", "revoke",
+              "rotate", "run", "set", "sign", "suspend", "withdraw"}
 
 
 @each("name", [op.name for op in OPERATIONS.values() if op.kind == "W"])
@@ -148,7 +148,7 @@ async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: 
     answer = await served.call("POST", "/mcp?tools=work,play", LIST, headers=headers)
 
     assert "play" in answer.content.decode()
-    assert "delegate, work, admin, more and all" in answer.content.decode()
+    assert "delegate, work, admin, more, types and all" in answer.content.decode()
 
 
 @pytest.mark.parametrize("form", NOT_OF_FORM)

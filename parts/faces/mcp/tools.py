@@ -34,7 +34,7 @@ RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_ou
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
                             "max_parks", "process", "until", "until_children", "newest", "resumption_id", "to_id",
-                            "to_kind", "types", "cascade", "parent_task_id"})
+                            "to_kind", "types", "cascade", "parent_task_id", "cost"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument, or only that of an agent or a worker; or
 # brief without it.
@@ -149,6 +149,9 @@ def make_brief_schema(op: Any, hidden: Set[str]) -> JsonObject:
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
     defs: JsonObject = schema.pop("$defs", {})
+    for item in defs.keys() & find_kinds(wire.Ask).keys():      # of a batch: the tool of one has the same words
+        for part in defs[item]["properties"].values():
+            part.pop("description", None)
     used = {name: definition for name, definition in defs.items()
             if f"/{name}\"" in encode_json([schema, defs]).decode()}
     return {**schema, "$defs": used} if used else schema
