@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 from asyncgate.parts.process.logs import start_logging
 
 SECTIONS = {
-    "Get started": ("demo", "dev"),
+    "Get started": ("demo", "dev", "new"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "inbox", "answer", "bulk",
@@ -408,6 +408,16 @@ class PassingCommand(click.Command):
         return super().parse_args(ctx, args[:at])
 
 
+@commands.command()
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--language", type=click.Choice(["python", "typescript"]), default="python", show_default=True,
+              help="What the files are written in.")
+def new(folder: str, language: str) -> None:
+    """Write a first worker and a first agent into a folder."""
+    from asyncgate.commands.new import make_files
+    click.echo(make_files(folder, language, __version__), nl=False)
+
+
 @commands.command(cls=PassingCommand, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
 @click.argument("what", metavar="[echo] [sleep_then_return] [http_get] | -- PROGRAM", nargs=-1)
 @click.option("--ai", "profile_file", metavar="FILE",
@@ -430,11 +440,13 @@ class PassingCommand(click.Command):
               help="http_get: timeout of a request.")
 @click.option("--no-tracebacks", "tracebacks", is_flag=True, flag_value=False, default=True,
               help="Do not keep where in the code an error was raised.")
+@click.option("--watch", "folder", is_flag=False, flag_value=".", metavar="[FOLDER]",
+              help="PROGRAM is itself a worker: start it again when code in the folder changes; default here.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @calling.add_gate_options
 @click.pass_context
 def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile_file: str | None, forget: bool,
-           quiet: bool, **about: Any) -> None:
+           quiet: bool, folder: str | None, **about: Any) -> None:
     """Run a worker: built-in task types, a program called for each task, or a language model with tools.
 
     A program reads the payload as JSON from standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and others from
@@ -448,6 +460,11 @@ def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile
     command = ctx.meta["passed"]
     if unknown := [name for name in what if name not in part.BUILT_IN_TASKS]:
         raise click.UsageError(f"{unknown[0]!r} is not one of {', '.join(part.BUILT_IN_TASKS)}; put a program after --")
+    if folder is not None:
+        if not command or what or profile_file or about["types"]:
+            raise click.UsageError("--watch takes a program that is itself a worker: --watch -- python3 worker.py")
+        from asyncgate.commands.reloading import run_reloaded
+        return run_reloaded(command, folder, at, about["drain_seconds"])
     if len(what) > 1 and about["types"]:
         raise click.UsageError("--type gives other names to one task; start a worker for each")
     about |= {"url": at.url, "token": at.token}

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from asyncgate import __version__
 from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
+from asyncgate.commands.main import main
 
 SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
 SOURCE = TYPESCRIPT_FILE.parents[1]
@@ -113,3 +115,22 @@ def test_the_start_of_its_readme_survives_a_kill(package: Any, live: Any, tmp_pa
     assert rest[0] in ("to 5", "be 6", "that 7")     # behind what it has saved
     assert rest[-1] == "question 10"
     assert result == second == "{ words: 10 }\n"
+
+
+def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, live: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    assert CliRunner().invoke(main, ["new", str(folder), "--language", "typescript"]).exit_code == 0
+    (folder / "node_modules").symlink_to(package.folder / "node_modules")
+    worker = folder / "worker.mjs"
+    worker.write_text(worker.read_text().replace("pause(1000", "pause(50"))
+    environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
+                   "XDG_STATE_HOME": str(tmp_path)}
+
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen([package.find("node"), "worker.mjs"], cwd=folder, env=environment))
+        stack.callback(process.kill)
+        agent = subprocess.run([package.find("node"), "agent.mjs"], cwd=folder, env=environment, capture_output=True,
+                               text=True)
+
+    assert agent.stdout == "{ words: 6 }\n", agent.stderr
