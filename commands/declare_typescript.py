@@ -180,8 +180,9 @@ def render_typescript() -> str:
     """Return the source of the whole file."""
     ops = sorted([*OPERATIONS.values(), TICKET], key=lambda op: op.name)
     takes, gives = sort_structs(op.takes for op in ops), sort_structs(op.gives for op in ops)
-    asked = {*takes, wire.Requirements, *CALLERS}
-    structs = sorted({*asked, *gives, ChangeRecord}, key=lambda kind: kind.__name__)
+    asked: set[type[Struct]] = {*takes, wire.Requirements, *CALLERS}
+    shown: set[type[Struct]] = {*asked, *gives, ChangeRecord}
+    structs = sorted(shown, key=lambda kind: kind.__name__)
     calls = [f'  {op.name}: ["{op.rest[0][0]}", "{op.rest[0][1]}", {json.dumps(is_repeatable(op))}, '
              f'"{find_caller(op)}", {json.dumps(list_key_fields(op))}],' for op in ops]
     interfaces = "\n".join(render_interface(kind, asked=kind in asked) + "\n" for kind in structs)

@@ -50,7 +50,7 @@ class Reloaded:
         while not self.stopped:
             seen, program = look_at_code(self.folder), self._start()
             told = False
-            while not self.stopped and (now := look_at_code(self.folder)) == seen:
+            while (now := look_at_code(self.folder)) == seen and not self.stopped:
                 if program.poll() is not None and not told:
                     click.echo(f"{self.command[0]} ended with status {program.returncode}; it starts again when a file "
                                f"in {self.folder} changes", err=True)

@@ -66,7 +66,7 @@ def test_the_bundle_for_claude_desktop_is_valid_and_speaks_for_a_gate(
     given = {"url": live.url, "key": TOKEN, "agent": "ada"}
     environment = {name: given[re.fullmatch(r"\$\{user_config\.(\w+)}", value)[1]]   # type: ignore[index]
                    for name, value in manifest["server"]["mcp_config"]["env"].items()}
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25", "capabilities": {},
                                                      "clientInfo": {"name": "desktop", "version": "1"}}},
         {"method": "notifications/initialized"},

@@ -18,10 +18,11 @@ told = {NAMES.get(key, key): value for key, value in json.loads(options).items()
 worker = Worker(worker_id=name, **{"ttl_seconds": 30, **told})
 
 
-def note(*words: Any) -> None:
-    """Leave a line."""
+def note(*words: Any, value: Any = None) -> Any:
+    """Leave a line; return a value."""
     with Path(diary).open("a", encoding="utf-8") as file:
         file.write(" ".join(map(str, words)) + "\n")
+    return value
 
 
 @worker.task("echo")
@@ -49,7 +50,7 @@ def error(payload: Any, job: Job) -> None:
 def second(payload: Any, job: Job) -> int:
     if job.attempt == 0:
         raise Retry("not yet", after=0.1, code="later")
-    return job.attempt
+    return int(job.attempt)
 
 
 @worker.task("typed")
@@ -79,7 +80,7 @@ def progress(payload: Any, job: Job) -> None:
 
 @worker.task("steps")
 def steps(payload: Any, job: Job) -> list[Any]:
-    first = job.step("first", lambda: note("first") or {"a": 1})
+    first = job.step("first", lambda: note("first", value={"a": 1}))
     if job.attempt == 0:
         raise Retry("again", after=0)
     return [first, job.step("second", lambda: note("second"))]
@@ -114,7 +115,7 @@ async def slow(seconds: float) -> str:
 
 @worker.task("crash")
 async def crash(payload: Any, job: Job) -> list[Any]:
-    done = await job.step("once", lambda: note("once") or "kept")
+    done = await job.step("once", lambda: note("once", value="kept"))
     if job.checkpoint is None:
         job.save({"page": 7})
         await asyncio.to_thread(job.flush)
