@@ -175,7 +175,7 @@ DROP: dict[type[Struct], list[str]] = {
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
     stored.Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     stored.Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
-        "tasks", "leases", "progress", "steps", "events")]}
+        "tasks", "leases", "progress", "steps", "outputs", "events")]}
 ERASE = {kind: f"UPDATE {card.table} SET {', '.join(f'{name} = ?' for name in card.erasable)} "
                f"WHERE tenant_id = ? AND {' AND '.join(f'{name} = ?' for name in card.erased_by)}"
          for kind, card in CARDS.items() if card.erasable}

@@ -71,6 +71,8 @@ MATRIX: dict[str, tuple[str, str]] = {
     "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
     "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
     "wait_tasks": ("agent worker admin", "tasks:read tasks:lease"),
+    "append_output": ("worker admin", "tasks:lease"),
+    "read_output": ("agent worker admin", "tasks:read tasks:lease"),
     "record_step": ("worker admin", "tasks:lease"), "list_steps": ("agent worker admin", "tasks:read tasks:lease"),
     "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }

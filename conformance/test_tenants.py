@@ -25,6 +25,8 @@ NAMING: dict[str, dict[str, Any]] = {
     "answer_input": {"task_id": "task", "key": "a", "action": "accept"}, "list_inputs": {"task_id": "task"},
     "record_step": {"task_id": "task", "lease_id": "lease", "seq": 1, "name": "a", "value": 1},
     "list_steps": {"task_id": "task"}, "wait_tasks": {"parent_task_id": "task"},
+    "read_output": {"task_id": "task"},
+    "append_output": {"task_id": "task", "lease_id": "lease", "chunks": ["a"]},
     "fail": {"task_id": "task", "lease_id": "lease", "error": "no"}, "get_receipt": {"receipt_id": "receipt"},
     "ack_receipt": {"receipt_id": "receipt"},
     "emit_receipt": {"receipt_type": "schedule.deleted", "parents": ["receipt"]},

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import asyncgate
 from asyncgate import Engine, Extension, Operation
+from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity
@@ -28,6 +29,7 @@ class Opening(Serving, Protocol):
 
     identity: Identity
     open_paths: Set[str]        # that pages of any site may call
+    endpoints: dict[str, Endpoint]      # by path; {} stands for the path parameter
     joined: dict[str, Any]      # what extras keep at a gate, by their names
     when_opened: list[Callable[[Engine, Guard], None]]
 

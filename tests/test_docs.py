@@ -97,7 +97,7 @@ def test_a_page_is_short_and_has_one_title(page: Path) -> None:
     assert lines[0].startswith("# ")
     assert len([line for line in prose_of(page).splitlines() if line.startswith("# ")]) == 1
     # The reference has a line for each operation, error and setting.
-    most = {"AGENTS.md": 150, "reference.md": 540, "README.md": 220 if page.parent == ROOT else 450}
+    most = {"AGENTS.md": 150, "reference.md": 570, "README.md": 220 if page.parent == ROOT else 450}
     assert len(lines) <= most.get(page.name, 450)
 
 

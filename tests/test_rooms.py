@@ -46,6 +46,8 @@ EXTRAS = {
     "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),
+    "outbox": ("model", "clients", "commands", "joint"),
+    "output": (*BELOW, "faces", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),
     "types": (*BELOW, "identity", "operating", "faces", "joint"),

@@ -341,6 +341,8 @@ class Worker:
         """Run one task and report its result."""
         try:
             letter = await self._worked(job)
+            if job.has_printed:
+                await asyncio.to_thread(job.end_output)
             job.note_end(letter.fields if letter else None)
             await self._deliver(job, letter)
         except Exception:

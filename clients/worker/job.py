@@ -24,6 +24,7 @@ from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge, is_in_loop
+from asyncgate.clients.worker.output import Printer, stream
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
@@ -112,6 +113,7 @@ class Job:
         self.pulse = Pulse(self.under, offer["renew_every_seconds"], self.lose)
         self._heart, self._tell, self._report = heart, lost, {}
         self._journal = Journal(self, recorder, offer.get("steps") or 0)
+        self._printer = Printer(self, recorder, offer.get("chunks") or 0)
 
     work: asyncio.Future[Any]
     can_cancel = False              # whether its function is awaited now, and so can be stopped
@@ -197,6 +199,31 @@ class Job:
         def ask() -> Any:
             return pick(asking.ask(keep_lease))
         return run_in_thread(ask) if is_in_loop() else ask()
+
+    def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
+        """Print to the output of the task, which others can follow while it is worked on.  Raises Lost.
+
+        It returns at once, unless the gate is slow; what is printed within a moment is sent together.
+        """
+        self._printer.print(sep.join(map(str, values)) + end)
+
+    def stream(self, chunks: Any) -> Any:
+        """Append each chunk of an iterable to the output of the task, and yield it: `for token in job.stream(tokens)`.
+
+        A chunk is a text or anything that JSON can say.  Of an asynchronous iterable it is `async for`.
+        """
+        return stream(self._printer, chunks)
+
+    def end_output(self) -> None:
+        """Wait until what was printed is at the gate, so that it stands before the end of the task."""
+        if not self._printer.flush():
+            log.warning("%s: some of its output could not be sent in time", self)
+        self._printer.close()
+
+    @property
+    def has_printed(self) -> bool:
+        """Whether the function has given output."""
+        return self._printer.thread is not None
 
     def park(self, parked: Park) -> dict[str, Any]:
         """Return the fields of the `release_lease` request that parks the task; raises TooLarge, or TypeError."""

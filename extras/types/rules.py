@@ -292,16 +292,15 @@ async def set_type_policy(engine: Engine, caller: Caller, ask: wire_types.SetTyp
 
 
 async def list_types(engine: Engine, caller: Caller, ask: wire_types.ListTypes) -> wire_types.ServedTypes:
-    """List the types of tasks that workers declare or have asked for in the last hour, and what those workers can do.
+    """List the types of tasks that workers declare or have asked for lately, and what those workers can do.
 
-    A task requires at most the capabilities of one row.  A row without a type takes any.  With a type, its schemas are
-    in the answer: of what create_task takes as payload, and of the result.
+    A task requires at most the capabilities of one row; a row without a type takes any.
     """
     known = await require_typed(engine).know(caller.tenant_id)
     rows = served.list_served(await served.read_lately(engine, caller.tenant_id))
     names = {row.type for row in rows}
     rows += [wire_types.ServedType(type, [], 0, None) for type in known.types if type not in names]
-    shown = [add_declared(row, known.types.get(row.type or ""), ask.schemas or ask.type is not None)
+    shown = [add_declared(row, known.types.get(row.type or ""), ask.type is not None)
              for row in sorted(rows, key=lambda row: (row.type or "", row.capabilities))
              if ask.type in (None, row.type)]
     return wire_types.ServedTypes(shown, known.on_mismatch)

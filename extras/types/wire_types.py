@@ -27,7 +27,6 @@ class ListTypes(wire.Ask, kw_only=True):
         "payload_schema": PAYLOAD, "result_schema": RESULT}], "on_mismatch": "refuse"})
     next_step = "create_task or run_task with one of these types; explain_task tells why a task waits."
     type: Annotated[wire.Name | None, wire.says("only this type, with its schemas")] = None
-    schemas: Annotated[bool, wire.says("true: the schemas of all types, too")] = False
 
 
 class ServedType(Struct):

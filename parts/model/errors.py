@@ -249,6 +249,16 @@ class JournalFull(GateError):
     code, status = "journal_full", 409
 
 
+class OutputConflict(GateError):
+    """The task has had fewer chunks of output than `position` says; `chunks` is their number."""
+    code, status = "output_conflict", 409
+
+
+class OutputFull(GateError):
+    """The task has given as much output as one task may; `quota` and `limit` say what."""
+    code, status = "output_full", 409
+
+
 class KeyConflict(GateError):
     """The task has asked another question under this key; `receipt_id` is its receipt."""
     code, status = "key_conflict", 409

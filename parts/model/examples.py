@@ -20,7 +20,7 @@ TASK_RECORD = {
     "task_id": TASK_ID, "tenant_id": TENANT_ID, **WORK, "status": "succeeded", "created_by": OWNER,
     "principal_ai": "ada", "payload_pointer": None, "requirements": NEEDS, "priority": 0, "attempt": 0,
     "max_attempts": 3, "retry_backoff_seconds": 30, "fence": 1, "expiries": 0, "max_expiries": 10, "parks": 0,
-    "steps": 0, "held": None, "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1",
+    "steps": 0, "outputs": 0, "held": None, "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1",
     "obligation_receipt_id": DUTY, "obligation_open": False, "created_at": NOW, "updated_at": LATER,
     "next_eligible_at": None, "started_at": NOW,
     "result": {"outcome": "succeeded", "error": None, **SUMMARY, "completed_at": LATER}}

@@ -37,5 +37,6 @@ class News(Struct, frozen=True):
     changes: tuple[Change, ...] = ()                        # those that have no receipt, while somebody follows them
     followed: bool = False                                  # whether somebody follows them here
     pauses: bool = False                                    # whether what is paused has changed
+    outputs: tuple[str, ...] = ()                           # tasks with further output
     types: bool = False                                     # whether what is declared of types has changed
     families: tuple[str, ...] = ()                          # tasks of which children have ended

@@ -446,6 +446,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_step_bytes: Annotated[Size, says("Largest value of a recorded step, in bytes of JSON")] = 2**18
     max_task_steps: Annotated[Positive, says("Most steps that a task may record")] = 10_000
     max_task_step_bytes: Annotated[Size, says("Most bytes of all the steps of a task")] = 2**26
+    max_task_output_bytes: Annotated[Size, says("Most bytes of all the output of a task")] = 2**24
+    output_retention_days: Annotated[Days, says("Days after the end of a task that its output is kept")] = 7
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload of any tenant, in bytes of JSON")] = 2**20

@@ -17,6 +17,7 @@ from asyncgate.parts.model import (
     stored_journal,
     stored_limits,
     stored_oauth,
+    stored_output,
     stored_types,
     stored_webhooks,
     wire,
@@ -141,7 +142,7 @@ class Lease(Struct, frozen=True):
 
 
 @stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False, erasable="inputs",
-        defaults="parks steps step_bytes")
+        defaults="parks steps step_bytes outputs chunks output_bytes")
 class Progress(Struct, frozen=True):
     """What a task keeps for its next worker: its last progress, which is a checkpoint, what it asked and counted."""
 
@@ -156,6 +157,11 @@ class Progress(Struct, frozen=True):
     steps_sha256: Plain[str | None] = None  # digest of the last one, which covers them all
     inputs: Content[Json | None] = None  # JSON array of Question: what was asked, and the answers
     family: Plain[Json | None] = None   # JSON of Family: how many children it has, and how the last of them ended
+    outputs: int = 0                    # entries of its output
+    chunks: int = 0                     # of them chunks
+    output_bytes: int = 0               # bytes of the chunks
+    output_sha256: Plain[str | None] = None  # digest of the last chunk, which covers them all
+    output_state: Plain[str | None] = None  # the last state that is an entry
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
@@ -733,7 +739,7 @@ class Erased(Struct, frozen=True):
 
 # A module with further kinds stands here, too.
 KIND_MODULES = [__name__, *(module.__name__ for module in (
-    stored_journal, stored_limits, stored_oauth, stored_types, stored_webhooks))]
+    stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_webhooks))]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

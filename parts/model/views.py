@@ -69,7 +69,7 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds,
         fence=lease.fence if lease else task.fence,     # of the newest lease: a move to another gate raised the task's
         expiries=task.expiries, max_expiries=task.max_expiries, parks=progress.parks if progress else 0,
-        steps=progress.steps if progress else 0,
+        steps=progress.steps if progress else 0, outputs=progress.outputs if progress else 0,
         held=task.held, idempotency_key=task.idempotency_key, asyncgate_instance=task.asyncgate_instance,
         obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
         created_at=to_utc(task.created_at), updated_at=to_utc(task.updated_at),
@@ -83,8 +83,12 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
 
 
 def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
-    """Return what the receipt of a completion says of the steps that were recorded."""
-    return {"steps": progress.steps, "steps_sha256": progress.steps_sha256} if progress and progress.steps else {}
+    """Return what the receipt of a completion says of the steps that were recorded, and of the output."""
+    if progress is None:
+        return {}
+    steps = {"steps": progress.steps, "steps_sha256": progress.steps_sha256} if progress.steps else {}
+    return steps if not progress.chunks else {
+        **steps, "output_chunks": progress.chunks, "output_sha256": progress.output_sha256}
 
 
 def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
@@ -156,7 +160,8 @@ def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress:
         result_delivery=terms.result_delivery, timeouts=terms.timeouts, obligation_receipt_id=task.duty,
         caused_by_receipt_id=read_cause(task.payload) or task.duty,
         progress=to_raw(progress.progress if progress else None),
-        steps=progress.steps if progress and progress.steps else msgspec.UNSET, inputs=show_inputs(progress),
+        steps=progress.steps if progress and progress.steps else msgspec.UNSET,
+        chunks=progress.chunks if progress and progress.chunks else msgspec.UNSET, inputs=show_inputs(progress),
         children=show_children(progress), **show_trace(terms))
 
 

@@ -796,6 +796,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     max_expiries: int
     parks: Annotated[int, says("times that a worker has parked it: release_lease with a time")]
     steps: Annotated[int, says("steps that are recorded of it: list_steps")]
+    outputs: Annotated[int, says("entries of its output: read_output")] = 0
     held: str | None
     idempotency_key: str | None
     asyncgate_instance: str
@@ -860,6 +861,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
     steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
+    chunks: Annotated[int | UnsetType, says("chunks of output that earlier workers have appended")] = UNSET
     inputs: Annotated[dict[str, Input] | UnsetType, says("the answers to what request_input asked, by key")] = UNSET
     children: Annotated[Children | UnsetType, says("its children, and how the last ones of them ended")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET

@@ -24,12 +24,15 @@ class Wants(Struct, frozen=True):
     to: wire.Principal | None = None         # None: everybody; of ANY_KIND: whoever has that id
     task_id: str | None = None
     types: frozenset[str] | None = None
+    output_of: str | None = None            # a task: for further output of it, or its end
 
     @property
     def topics(self) -> list[Topic]:
         """Return the most selective topics that name all that is wanted."""
         if self.ends:
             return [("end", task_id) for task_id in self.ends]
+        if self.output_of is not None:
+            return [("output", self.output_of)]
         if self.task_id is not None:
             return [("task", self.task_id)]
         return [("to", self.to.id) if self.to is not None else ("all", "")]
@@ -131,8 +134,9 @@ class Readers:
         if not (topics := self.seats.get(news.tenant_id)):
             return
         self._wake_ends(topics, [*news.ended, *map(name_family, news.families)])
+        self.announce_output(news.tenant_id, news.outputs)
         for seat in list_seats(topics) if news.receipts or news.many else ():
-            if news.many or (not seat.wants.ends
+            if news.many or (not seat.wants.ends and seat.wants.output_of is None
                              and any(seat.wants.may_fit(*receipt) for receipt in news.receipts)):
                 seat.wake()
 
@@ -143,7 +147,14 @@ class Readers:
 
     def _wake_ends(self, topics: Topics, ended: Iterable[str]) -> None:
         for task_id in ended:
-            for seat in topics.get(("end", task_id), ()):
+            for kind in ("end", "output"):
+                for seat in topics.get((kind, task_id), ()):
+                    seat.wake()
+
+    def announce_output(self, tenant_id: str, tasks: Iterable[str]) -> None:
+        """Call the reads that wait for the output of these tasks."""
+        for task_id in tasks if tenant_id in self.seats else ():
+            for seat in self.seats[tenant_id].get(("output", task_id), ()):
                 seat.wake()
 
     def list_seats(self) -> list[Seat]:

@@ -338,6 +338,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
     await w1.report_progress(**under(done), progress=mark)
     await w1.record_step(**under(done), seq=1, name="read", value=mark)
+    await w1.append_output(**under(done), chunks=[mark])
     await w1.declare_type(type=f"declared-{mark}", description=mark, payload_schema={"title": mark})
     await gate.as_admin().set_type_policy(on_mismatch="refuse")
     await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
@@ -813,7 +814,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
-    "list_types": [{}, {"type": "{type}", "schemas": "true"}],
+    "list_types": [{}, {"type": "{type}"}],
     "declare_type": [{"type": "{type}", "description": "x", "payload_schema": {}}],
     "remove_type": [{"type": "{type}"}],
     "set_type_policy": [{"on_mismatch": "warn"}],
@@ -834,6 +835,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "record_step": [{**HELD, "seq": 1, "name": "a", "value": 1}, {**MINE, "seq": 1, "name": "a", "value": 1}],
     "list_steps": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "wait_tasks": [{"parent_task_id": "{task_id}"}, {"ids": ["{task_id}"]}],
+    "append_output": [{**HELD, "chunks": ["a"]}, {**MINE, "chunks": ["a"], "position": 0}],
+    "read_output": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "after": 1}],
     "list_leases": [{"worker_id": "{worker}"}, {"worker_id": "{worker}", "resumption_id": "{claim}"}],
     "list_receipts": [{"task_id": "{task_id}"}, {"to_id": "{agent}"}, {"since_receipt_id": "{receipt_id}"},
                       {"cursor": "{cursor}"}],

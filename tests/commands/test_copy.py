@@ -164,6 +164,7 @@ async def live(gate: Gate) -> None:
     running = await gate.leased(type="long", timeouts={"lease_ttl_seconds": 1800})
     await gate.as_worker().report_progress(**under(running), progress={"at": WILD})
     await gate.as_worker().record_step(**under(running), seq=1, name="wild", value={"at": WILD})
+    await gate.as_worker().append_output(**under(running), chunks=[{"at": WILD}])
     await gate.as_worker().declare_type(type="wild", description=WILD, payload_schema={"title": WILD})
     await gate.as_admin().set_type_policy(on_mismatch="warn")
     leased = await gate.leased("w2", type="leased", timeouts={"lease_ttl_seconds": 1800})

@@ -33,8 +33,8 @@ eras = pytest.mark.parametrize("era", ["legacy", "modern"])
 WAITING: dict[str, dict[str, Any]] = {
     "get_task": {}, "run_task": {"type": "demo", "payload": None, "agent_id": "ada"}, "lease_next": {"worker_id": "w2"},
     "list_receipts": {"agent_id": "ada", "receipt_type": "task.failed"}, "list_open_obligations": {"agent_id": "eve"},
-    "drain_work": {"worker": "w1"}, "list_inputs": {}, "wait_tasks": {}}
-OF_A_TASK = ("get_task", "list_inputs")
+    "drain_work": {"worker": "w1"}, "list_inputs": {}, "wait_tasks": {}, "read_output": {}}
+OF_A_TASK = ("get_task", "list_inputs", "read_output")
 
 
 def make_call(name: str, fields: dict[str, Any], face: str, token: Any = "t-1") -> tuple[str, str, bytes, Any]:

@@ -104,8 +104,9 @@ class Walk:
     async def body(self, op: Operation, path: str) -> dict[str, Any]:
         """Make what this operation needs and return a good request, path fields included."""
         if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "record_step", "complete",
-                       "fail"):
+                       "fail", "append_output"):
             needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"},
+                                                 "append_output": {"chunks": ["a"]},
                                                  "record_step": {"seq": 1, "name": "fetch", "value": 1}}
             return await self.held() | needed.get(op.name, {})
         if op.name in ("declare_type", "set_type_policy"):

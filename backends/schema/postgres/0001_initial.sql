@@ -303,7 +303,7 @@ BEGIN
         END IF;
     END LOOP;
     -- The owner deletes and erases rows, in the functions at the end of this file, behind the same wall.
-    FOREACH name IN ARRAY ARRAY['receipts', 'edges', 'deliveries', 'archived', 'tasks', 'states', 'progress', 'steps', 'events',
+    FOREACH name IN ARRAY ARRAY['receipts', 'edges', 'deliveries', 'archived', 'tasks', 'states', 'progress', 'steps', 'outputs', 'events',
                                 'audit', 'ledger', 'api_keys'] LOOP
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I TO asyncgate_owner %s', name, own);
     END LOOP;
@@ -585,6 +585,7 @@ BEGIN
             DELETE FROM asyncgate.events WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.progress WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.steps WHERE tenant_id = tenant AND task_id = id;
+            DELETE FROM asyncgate.outputs WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.states WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.tasks WHERE tenant_id = tenant AND task_id = id;
         END IF;

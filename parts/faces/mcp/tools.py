@@ -24,10 +24,10 @@ ALL = "all"
 TYPES = "types"
 FOLLOWING = frozenset({"get_task", "cancel_task"})
 RARE = frozenset({
-    "check_terminator", "declare_type", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt",
-    "health", "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "list_steps",
-    "pause_schedule", "ready", "record_step", "remove_type", "report_schedule", "resume_schedule", "run_schedule",
-    "search_tasks", "sign_out_everywhere", "wait_tasks", "withdraw_consent"})
+    "append_output", "check_terminator", "declare_type", "emit_receipt", "end_session", "find_id", "get_config",
+    "get_receipt", "health", "list_archived_receipts", "list_consents", "list_schedules", "list_sessions",
+    "list_steps", "pause_schedule", "read_output", "ready", "record_step", "remove_type", "report_schedule",
+    "resume_schedule", "run_schedule", "search_tasks", "sign_out_everywhere", "wait_tasks", "withdraw_consent"})
 RARE_FOR_WORKERS = frozenset({"answer_input", "list_inputs", "list_receipts"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",
@@ -49,8 +49,8 @@ ASKING = (wire.AsPrincipal, wire.AsWorker, wire.AsEither)
 SOME_JSON = [kind for kind in wire.ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 # The verbs of operations that only add something, go on with it, or give it back.
-ADDITIVE = frozenset({"ack", "answer", "attach", "bootstrap", "complete", "create", "emit", "import", "invite",
-                      "issue", "lease", "make", "record", "register", "release", "renew", "replay", "report",
+ADDITIVE = frozenset({"ack", "answer", "append", "attach", "bootstrap", "complete", "create", "emit", "import",
+                      "invite", "issue", "lease", "make", "record", "register", "release", "renew", "replay", "report",
                       "request", "rerun", "restore", "resume", "seal", "start", "test"})
 MOST_REPEATED = 10_000      # bytes of an answer that structuredContent repeats for a model
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.

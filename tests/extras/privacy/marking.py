@@ -67,6 +67,7 @@ async def own_task(gate: Gate, marks: Marks, ended: str) -> str:
     worker = gate.as_worker("w1")
     await worker.report_progress(**under(offer), progress={"at": str(marks)})
     await worker.record_step(**under(offer), seq=1, name=f"read {marks}", value={"at": str(marks)})
+    await worker.append_output(**under(offer), chunks=[{"at": str(marks)}])
     await worker.declare_type(type=f"declared-{marks}", description=str(marks), payload_schema={"title": str(marks)},
                               result_schema={"title": str(marks)})
     if ended == "completed":

@@ -1,0 +1,174 @@
+"""The relay: moves rows of an application's outbox to a gate, at least once each, and the gate takes each once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+from typing import Any, Protocol
+
+import msgspec
+
+from asyncgate.clients import http
+from asyncgate.parts.model import errors
+
+ROWS_A_CALL = 100           # rows that one call hands over
+IDLE_SECONDS = 0.5      # between two looks at an empty table
+LONGEST_PROBLEM = 2000
+FINAL_STATUSES = frozenset({400, 403, 404, 409, 413})        # statuses of refusals that no repetition changes
+
+log = logging.getLogger("asyncgate.relay")
+
+
+class AnyOutbox(Protocol):
+    """The outbox of an application."""
+
+    def read(self) -> list[tuple[str, str]]:
+        """Return the next rows that wait: id and request, in the order of their ids."""
+
+    def finish(self, done: list[str], parked: dict[str, str]) -> None:
+        """Delete rows that are handed over, and note why others never will be."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+READ_ROWS = "SELECT id, request FROM asyncgate_outbox WHERE problem IS NULL ORDER BY created_at, id LIMIT {}"
+DELETE_ROW = "DELETE FROM asyncgate_outbox WHERE id = {}"
+PARK_ROW = "UPDATE asyncgate_outbox SET problem = {} WHERE id = {}"
+
+
+class SqliteOutbox:
+    """The outbox in a SQLite file."""
+
+    def __init__(self, path: str) -> None:
+        self.db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+
+    def read(self) -> list[tuple[str, str]]:
+        """Return the next rows."""
+        return self.db.execute(READ_ROWS.format("?"), (ROWS_A_CALL,)).fetchall()
+
+    def finish(self, done: list[str], parked: dict[str, str]) -> None:
+        """Note what became of rows."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            self.db.executemany(DELETE_ROW.format("?"), [(id,) for id in done])
+            self.db.executemany(PARK_ROW.format("?", "?"), [(problem, id) for id, problem in parked.items()])
+        except BaseException:
+            self.db.execute("ROLLBACK")
+            raise
+        self.db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+
+class PostgresOutbox:
+    """The outbox in a Postgres database; a lost connection is made again."""
+
+    def __init__(self, dsn: str) -> None:
+        import psycopg
+
+        self.dsn, self.db = dsn, psycopg.connect(dsn, autocommit=True)
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        if self.db.closed:
+            self.db = psycopg.connect(self.dsn, autocommit=True)
+        return self.db
+
+    def read(self) -> list[tuple[str, str]]:
+        """Return the next rows."""
+        rows: list[tuple[str, str]] = self._connect().execute(READ_ROWS.format("%s"), (ROWS_A_CALL,)).fetchall()
+        return rows
+
+    def finish(self, done: list[str], parked: dict[str, str]) -> None:
+        """Note what became of rows."""
+        with self._connect().transaction(), self.db.cursor() as cursor:
+            cursor.executemany(DELETE_ROW.format("%s"), [(id,) for id in done])
+            cursor.executemany(PARK_ROW.format("%s", "%s"), [(problem, id) for id, problem in parked.items()])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.db.close()
+
+
+def open_outbox(dsn: str) -> AnyOutbox:
+    """Open the outbox at an address: sqlite:///FILE, postgresql://…, or the path of a SQLite file."""
+    if dsn.startswith(("postgresql://", "postgres://")):
+        return PostgresOutbox(dsn)
+    path = dsn.removeprefix("sqlite://")
+    path = path.removeprefix("/") if dsn.startswith("sqlite:///") else path
+    if "://" in path:
+        raise errors.StartupError(f"{dsn.partition('://')[0]} is not a database that the relay reads: sqlite:///FILE "
+                                  "or postgresql://…")
+    return SqliteOutbox(path)
+
+
+class OutboxRelay:
+    """Moves rows until it is stopped; several may do so at once."""
+
+    def __init__(self, table: AnyOutbox, gate: http.Http, principal: dict[str, str]) -> None:
+        self.table, self.gate, self.principal = table, gate, principal
+        self.stopping = threading.Event()
+        self.moved = self.parked = 0
+
+    def run(self, once: bool = False) -> None:
+        """Move what waits, and go on when there is more; with `once` until nothing waits."""
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                rows = self.table.read()
+                if rows:
+                    self._move(rows)
+                elif once:
+                    return
+                failures = 0
+            except (http.Unreachable, sqlite3.OperationalError, *database_errors()) as away:
+                failures += 1
+                log.warning("%s; trying again", away)
+            except http.Refusal as refusal:
+                if refusal.status in FINAL_STATUSES:
+                    raise
+                failures += 1
+                log.warning("%s; trying again", refusal)
+            if failures or not rows:
+                self.stopping.wait(http.pause_after(failures, IDLE_SECONDS) if failures else IDLE_SECONDS)
+
+    def _move(self, rows: list[tuple[str, str]]) -> None:
+        """Hand rows over, and note what became of them; a relay that dies between the two hands them over again."""
+        good, parked = dict[str, Any](), dict[str, str]()
+        for id, request in rows:
+            try:
+                good[id] = msgspec.json.decode(request, type=dict[str, Any])
+            except (msgspec.DecodeError, RecursionError) as wrong:
+                parked[id] = f"the request is not JSON: {wrong}"
+        done = list[str]()
+        items = [{**request, "idempotency_key": request.get("idempotency_key") or id} for id, request in good.items()]
+        results = self.gate.call("create_tasks", tasks=items, **self.principal)["results"] if items else []
+        for id, result in zip(good, results, strict=True):
+            if "error" not in result:
+                done.append(id)
+            elif is_final(result["error"]):
+                parked[id] = f"{result['error']['error']}: {result['error']['message']}"[:LONGEST_PROBLEM]
+                log.error("row %s is parked: %s", id, parked[id])
+        self.table.finish(done, parked)
+        self.moved, self.parked = self.moved + len(done), self.parked + len(parked)
+        if len(done) + len(parked) < len(rows):     # quotas and the like: what is left comes later
+            self.stopping.wait(IDLE_SECONDS)
+
+
+def is_final(error: dict[str, Any]) -> bool:
+    """Whether a refusal of one task will be the same the next time."""
+    return "retry_after" not in error and error["error"] not in ("internal_error", "database_unavailable", "overloaded")
+
+
+def database_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of psycopg that may go away, if it is used."""
+    with contextlib.suppress(ImportError):
+        import psycopg
+        return (psycopg.OperationalError, psycopg.InterfaceError)
+    return ()

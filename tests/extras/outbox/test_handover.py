@@ -1,0 +1,235 @@
+"""Work that is handed over in an application's own transaction: it comes if that commits, and it comes once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from asyncgate.clients.http import Http
+from asyncgate.conformance.plugin import MISSING
+from asyncgate.conformance.postgres_server import Cluster, find_programs
+from asyncgate.extras import outbox
+from asyncgate.extras.outbox.relay import OutboxRelay, open_outbox
+from tests.support.patience import PATIENCE_SECONDS
+
+TOKEN = "a-token-for-tests"
+
+
+def tasks_of(url: str) -> list[Any]:
+    with Http(url, TOKEN) as gate:
+        return [task["payload"] for page in gate.pages("list_tasks", limit=200) for task in page["tasks"]]
+
+
+def rows_of(path: Path) -> list[tuple[str, str | None]]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT request, problem FROM asyncgate_outbox ORDER BY id").fetchall()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """Return the database of an application."""
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+        outbox.create_table(db)
+        db.commit()
+        yield path, db
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Return a Postgres of this test alone."""
+    if find_programs() is None:
+        pytest.skip(MISSING)
+    with Cluster() as running:
+        yield running
+
+
+def order(db: sqlite3.Connection, number: int) -> None:
+    with db:
+        db.execute("INSERT INTO orders VALUES (?)", (number,))
+        outbox.enqueue(db, "order.ship", {"order": number}, priority=number)
+
+
+def test_a_row_is_there_if_and_only_if_the_transaction_commits(shop: Any) -> None:
+    path, db = shop
+    with contextlib.suppress(RuntimeError), db:
+        outbox.enqueue(db, "order.ship", {"order": 1})
+        raise RuntimeError
+    order(db, 2)
+
+    assert len(rows_of(path)) == 1
+
+
+def test_the_relay_moves_each_row_once_and_parks_what_is_refused_for_good(shop: Any, live: Any) -> None:
+    path, db = shop
+    for number in range(3):
+        order(db, number)
+    with db:
+        outbox.enqueue(db, "order.ship", {"order": 0}, key="again")
+        outbox.enqueue(db, "", "refused")
+        db.execute("INSERT INTO asyncgate_outbox (id, request, created_at) VALUES ('broken', '{', 0)")
+
+    for _ in range(2):
+        with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(f"sqlite:///{path}")) as table:
+            relay = OutboxRelay(table, gate, {"agent_id": "shop"})
+            relay.run(once=True)
+
+    assert sorted(task["order"] for task in tasks_of(live.url)) == [0, 0, 1, 2]
+    problems = [problem for _, problem in rows_of(path)]
+    assert len(problems) == 2
+    assert any("not JSON" in (problem or "") for problem in problems)
+    assert any("invalid_request" in (problem or "") for problem in problems)
+
+
+def test_a_row_that_is_handed_over_again_makes_no_second_task(shop: Any, live: Any) -> None:
+    path, db = shop
+    order(db, 1)
+
+    class Dies(OutboxRelay):
+        """A relay that is killed between the gate's answer and its own note."""
+
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(str(path))) as table:
+        table.finish, finish = lambda done, parked: (_ for _ in ()).throw(KeyboardInterrupt), table.finish
+        with pytest.raises(KeyboardInterrupt):
+            Dies(table, gate, {"agent_id": "shop"}).run(once=True)
+        table.finish = finish
+        OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
+
+    assert tasks_of(live.url) == [{"order": 1}]
+    assert rows_of(path) == []
+
+
+def test_no_order_is_lost_or_doubled_while_relay_and_gate_are_killed(shop: Any, start: Any, tmp_path: Path) -> None:
+    path, db = shop
+    database, port, most = f"sqlite:///{tmp_path}/gate.db", 0, 60
+    gate = start(database=database)
+    port = int(gate.url.rpartition(":")[2])
+    surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN, "ASYNCGATE_URL": gate.url}
+
+    def relay() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "asyncgate", "relay", f"sqlite:///{path}", "--as", "shop"],
+                                env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    chance, moving = random.Random(7), relay()
+    for number in range(most):
+        order(db, number)
+        if number in (20, 40):
+            moving.kill()
+            moving.wait()
+            moving = relay()
+        if number == 30:
+            gate.kill()
+            gate = start(database=database, port=port)
+        time.sleep(chance.random() * 0.05)
+    until = time.monotonic() + PATIENCE_SECONDS
+    while rows_of(path) and time.monotonic() < until:
+        time.sleep(0.1)
+    moving.terminate()
+    moving.wait()
+
+    assert rows_of(path) == []
+    assert sorted(task["order"] for task in tasks_of(gate.url)) == [*range(most)]
+
+
+def test_other_libraries_get_the_statement_as_they_want_it() -> None:
+    class Cursor:
+        def __init__(self, heard: list[Any]) -> None:
+            self.heard = heard
+
+        def __enter__(self) -> Cursor:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def execute(self, sql: str, values: Any) -> None:
+            self.heard.append((sql, values))
+
+    class Other:
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+
+        def cursor(self) -> Cursor:
+            return Cursor(self.heard)
+
+    connection = Other()
+    key = outbox.enqueue(connection, "t", 1)
+
+    [(sql, values)] = connection.heard
+    assert sql.endswith("VALUES (%s, %s, %s)")
+    assert values[0] == key
+    with pytest.raises(TypeError, match="not a connection"):
+        outbox.enqueue(object(), "t", 1)
+    with pytest.raises(ValueError, match="characters"):
+        outbox.enqueue(connection, "t", 1, key="x" * 201)
+
+
+def test_it_works_on_postgres_with_psycopg(cluster: Cluster, live: Any) -> None:
+    asyncio.run(cluster.create_database("shop"))
+    url = cluster.admin_url("shop")
+
+    with psycopg.connect(url) as db:
+        outbox.create_table(db)
+        outbox.enqueue(db, "order.ship", {"order": 7})
+        db.commit()
+        with contextlib.suppress(RuntimeError), db.transaction():
+            outbox.enqueue(db, "order.ship", {"order": 8})
+            raise RuntimeError
+        db.commit()
+
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(url)) as table:
+        OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
+
+    assert tasks_of(live.url) == [{"order": 7}]
+
+
+def test_it_works_with_sqlalchemy(tmp_path: Path) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    path = tmp_path / "shop.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        outbox.create_table(connection)
+        outbox.enqueue(connection, "t", 1)
+    with Session(engine) as session:
+        outbox.enqueue(session, "t", 2)
+        session.rollback()
+        outbox.enqueue(session, "t", 3)
+        session.commit()
+    engine.dispose()
+
+    assert [request.partition('"payload":')[2][0] for request, _ in rows_of(path)] == ["1", "3"]
+
+
+def test_it_works_with_django(tmp_path: Path) -> None:
+    django = pytest.importorskip("django")
+    from django import db as django_db
+    from django.conf import settings
+
+    path = tmp_path / "shop.db"
+    if not settings.configured:
+        settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}})
+    django.setup()
+    connection = django_db.connection
+    outbox.create_table(connection)
+    with django_db.transaction.atomic():
+        outbox.enqueue(connection, "t", 1)
+    with contextlib.suppress(RuntimeError), django_db.transaction.atomic():
+        outbox.enqueue(connection, "t", 2)
+        raise RuntimeError
+    connection.close()
+
+    assert len(rows_of(path)) == 1
