@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_150,
     "commands": 8_260,
     "conformance": 20_950,
-    "extras/a2a": 1_430,
+    "extras/a2a": 1_520,
     "extras/agents": 350,
     "extras/ai_worker": 1_300,
     "extras/asking": 980,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from msgspec import DecodeError
+from msgspec import UNSET, DecodeError
 
 from asyncgate import Caller, speaker
 from asyncgate.extras.a2a import cards, requests, view
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Params = Mapping[str, Any]
 MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
+MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
 NO_PUSH = "this agent sends no push notifications; SendMessage waits for the outcome, and GetTask reads it"
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
@@ -60,9 +61,19 @@ class Visit:
             record = await self.perform("get_task", task_id=task_id)
             if record.type != self.agent:
                 raise no_task(task_id)
-            return await self.look(record)
+            seen = await self.look(record)
+            seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if getattr(record, "outputs", 0) else []
+            return seen
         except errors.GateError as refusal:
             raise translate(refusal, task_id) from None
+
+    async def read_chunks(self, task_id: str, most: int, after: int = 0) -> list[Any]:
+        """Return chunks of a task's output behind an offset, a page beyond `most` at most."""
+        chunks, page = list[Any](), None
+        while len(chunks) < most and (page is None or page.entries):
+            page = await self.perform("read_output", task_id=task_id, after=page.after if page else after, limit=200)
+            chunks += [entry for entry in page.entries if entry.chunk is not UNSET]
+        return chunks
 
     async def look(self, record: wire.TaskRecord) -> Seen:
         """Return a task with what it has asked."""

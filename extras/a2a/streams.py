@@ -18,13 +18,13 @@ from asyncgate.extras.a2a.refusals import A2AError
 from asyncgate.parts.faces.stream import CHECK_SECONDS
 from asyncgate.parts.model import wire
 from asyncgate.parts.model.content import decode_json
-from asyncgate.parts.process.readers import Wants
+from asyncgate.parts.process.readers import Seat, Wants
 
 Event = dict[str, Any]
 GOES_ON = frozenset({"task.accepted", "lease.expired", "task.progress", "input.requested", "input.answered",
                      "input.expired"})
 MAY_END = frozenset({"task.completed", "task.failed", "task.canceled"})
-PAGE_EVENTS = 200
+PAGE_EVENTS, EVERYTHING = 200, 2**31
 
 
 class TaskStream:
@@ -36,27 +36,63 @@ class TaskStream:
         self.waiting: list[wire.ReceiptRecord] = []         # receipts behind `since`, not told yet
         self.open: dict[str, wire.ReceiptRecord] = {}       # what the client is asked
         self.seen: view.Seen | None = None
+        self.fence, self.chunks = 0, list[Any]()        # of the lease that is told of; what waits to be told
+        self.offset, self.has_output = 0, False
 
     async def follow(self) -> AsyncIterator[Event | None]:
         """Yield events, and now and then None while the stream is quiet."""
         engine, caller, clock = self.visit.gate.engine, self.visit.caller, asyncio.get_running_loop().time
         with (engine.polls.place(caller.tenant_id, speaker(caller, wire.GetTask(task_id=self.task_id))),
-              engine.readers.take_seat(caller.tenant_id, Wants(task_id=self.task_id)) as seat):
+              engine.readers.take_seat(caller.tenant_id, Wants(task_id=self.task_id)) as seat,
+              engine.readers.take_seat(caller.tenant_id, Wants(output_of=self.task_id)) as output):
             seat.begin_look()
+            output.begin_look()
             task, over = await self._begin()
             yield {"task": task}
             while not over and engine.longest_wait >= engine.settings.max_wait_seconds:     # else the gate stops
-                for receipt in [*self.waiting, *await self._read_receipts()]:
+                receipts = [*self.waiting, *await self._read_receipts()]
+                await self._read_output()       # behind them: what a lease has given is there when its end is
+                for receipt in receipts:
+                    for event in self._tell_output():
+                        yield event
                     events, over = await self._show(receipt)
                     for event in events:
                         yield event
                     if over:
                         return
+                for event in self._tell_output():
+                    yield event
                 self.waiting = []
-                await engine.wait_for_call(seat.plan_look(), clock() + CHECK_SECONDS)
+                await self._wait(seat, output, clock() + CHECK_SECONDS)
                 seat.begin_look()
+                output.begin_look()
                 await engine.check_caller(caller)
                 yield None
+
+    async def _wait(self, seat: Seat, output: Seat, until: float) -> None:
+        """Wait for a receipt, for output, or for a time."""
+        calls = asyncio.ensure_future(asyncio.wait((seat.plan_look(), output.plan_look()),
+                                                   return_when=asyncio.FIRST_COMPLETED))
+        try:
+            await self.visit.gate.engine.wait_for_call(calls, until)    # type: ignore[arg-type]  # of nothing
+        finally:
+            calls.cancel()
+
+    async def _read_output(self) -> None:
+        """Read the output that has come."""
+        if "read_output" in self.visit.gate.operations:
+            fresh = await self.visit.read_chunks(self.task_id, EVERYTHING, self.offset)
+            self.chunks += fresh
+            self.offset = fresh[-1].offset if fresh else self.offset
+
+    def _tell_output(self) -> list[Event]:
+        """Return the events of chunks of the leases that were told of; one of a later lease waits for its receipt."""
+        events = list[Event]()
+        while self.chunks and self.chunks[0].fence <= self.fence:
+            artifact = view.show_output([self.chunks.pop(0)])
+            events.append(self._tell("artifactUpdate", artifact=artifact, append=self.has_output))
+            self.has_output = True
+        return events
 
     async def _begin(self) -> tuple[Event, bool]:
         """Return the task as it was behind the message, and whether that is all that there is to tell.
@@ -67,14 +103,17 @@ class TaskStream:
         while (receipts := await self._read_receipts()) or self.seen is None:
             past += receipts
             self.seen = await self.visit.read(self.task_id)
-        task = view.show_task(self.seen)
+        await self._read_output()
         if (at := next((n for n, receipt in enumerate(past) if receipt.receipt_id == self.since), None)) is not None:
             past, self.waiting = past[:at + 1], past[at + 1:]
         for receipt in past:
-            self._note_question(receipt)
+            self._note(receipt)
+        told = [chunk for chunk in self.chunks if at is None or chunk.fence <= self.fence]
+        self.chunks, self.has_output, self.seen.chunks = self.chunks[len(told):], bool(told), told
+        task = view.show_task(self.seen)
         if at is None:
             return task, self.seen.state in view.ENDED_STATES
-        task.pop("artifacts", None)
+        task["artifacts"] = [view.show_output(told)] if told else []
         task["status"] = self._make_status(past[-1])
         return task, task["status"]["state"].removeprefix("TASK_STATE_") in view.ASKS
 
@@ -88,7 +127,10 @@ class TaskStream:
             more = page.next_cursor is not None
         return receipts
 
-    def _note_question(self, receipt: wire.ReceiptRecord) -> None:
+    def _note(self, receipt: wire.ReceiptRecord) -> None:
+        """Note whose lease it is, and what the client is asked."""
+        if receipt.receipt_type == "task.accepted":
+            self.fence = max(self.fence, int((decode_json(bytes(receipt.body)) or {}).get("fence", 0)))
         if receipt.receipt_type == "input.requested":
             self.open[receipt.receipt_id] = receipt
         for parent in receipt.parents:
@@ -97,7 +139,7 @@ class TaskStream:
 
     async def _show(self, receipt: wire.ReceiptRecord) -> tuple[list[Event], bool]:
         """Return the events of a receipt, and whether the stream ends with them."""
-        self._note_question(receipt)
+        self._note(receipt)
         body = decode_json(bytes(receipt.body)) or {}
         if receipt.receipt_type in MAY_END and not body.get("requeued"):
             return await self._show_end(), True
@@ -125,7 +167,7 @@ class TaskStream:
         """Return what is to be told of a task that has ended: its artifacts, then its state."""
         ended = view.show_task(await self.visit.read(self.task_id), history=0)
         artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
-                     for artifact in ended.get("artifacts", ())]
+                     for artifact in ended.get("artifacts", ()) if artifact["artifactId"] != view.OUTPUT]
         return [*artifacts, self._tell("statusUpdate", status=ended["status"])]
 
     def _tell(self, kind: str, **members: Any) -> Event:

@@ -15,6 +15,7 @@ ENDED_STATES = frozenset({"COMPLETED", "FAILED", "CANCELED", "REJECTED"})
 ASKS = frozenset({"INPUT_REQUIRED", "AUTH_REQUIRED"})
 TASK_STATES = {"SUBMITTED", "WORKING"} | ENDED_STATES | ASKS
 OWN_SCHEME = "asyncgate:"            # where a result is that the record itself has
+OUTPUT = "output"       # the artifact that the output of a task is
 QUESTION_KEY = "asyncgate/key"           # of a question, in the metadata of its message
 AUTH = ("auth", "auth-", "auth:")       # a question whose key is the first, or begins with one of the others
 MADE = frozenset({"text", "parts", "context_id"})      # members of each payload that the face has made
@@ -25,6 +26,7 @@ class Seen(Struct):
 
     record: wire.TaskRecord
     inputs: list[Any]
+    chunks: list[Any] = []      # of its output, that has come so far
 
     @property
     def questions(self) -> list[Any]:
@@ -80,7 +82,8 @@ def show_task(seen: Seen, history: int | None = None, artifacts: bool = True) ->
     shown: dict[str, Any] = {"id": record.task_id, "contextId": seen.context_id, "status": show_status(seen)}
     if history != 0:
         shown["history"] = show_history(seen, payload)[-(history or 0):]
-    if artifacts and (made := show_artifacts(record)):
+    output = [show_output(seen.chunks)] if seen.chunks else []
+    if artifacts and (made := [*output, *show_results(record, bool(output))]):
         shown["artifacts"] = made
     own = payload.get("request_metadata")
     shown["metadata"] = {**(own if isinstance(own, dict) else {}), "asyncgate/attempt": record.attempt,
@@ -170,7 +173,19 @@ def unwrap_text(content: Any) -> Any:
     return content["text"] if isinstance(content, dict) and content.keys() == {"text"} else content
 
 
-def show_artifacts(record: wire.TaskRecord) -> list[dict[str, Any]]:
+def show_output(chunks: list[Any]) -> dict[str, Any]:
+    """Show chunks of output as one artifact, in which words that follow each other are one part."""
+    parts = list[Part]()
+    for chunk in chunks:
+        value = decode_json(bytes(chunk.chunk))
+        if isinstance(value, str) and parts and parts[-1].keys() == {"text", "mediaType"}:
+            parts[-1]["text"] += value
+        else:
+            parts.append(value if is_part(value) else to_part(value))
+    return {"artifactId": OUTPUT, "parts": parts, "metadata": {"asyncgate/offset": chunks[-1].offset}}
+
+
+def show_results(record: wire.TaskRecord, has_output: bool) -> list[dict[str, Any]]:
     """Show the result of a task: at least one artifact, because clients show something else where there is none."""
     if record.status != "succeeded" or record.result is None:
         return []
@@ -181,7 +196,8 @@ def show_artifacts(record: wire.TaskRecord) -> list[dict[str, Any]]:
         if isinstance(address, str) and not address.startswith(OWN_SCHEME):
             mode = pointer.get("mime") or pointer.get("mime_type") or "application/octet-stream"
             made.append({"parts": [{"url": address, "mediaType": str(mode)}]})
-    made = made or [{"parts": [{"text": "", "mediaType": TEXT_MODE}]}]
+    if not made and not has_output:
+        made = [{"parts": [{"text": "", "mediaType": TEXT_MODE}]}]
     return [{"artifactId": "result" if at == 0 else f"result-{at}", **artifact} for at, artifact in enumerate(made)]
 
 

@@ -165,6 +165,29 @@ async def test_a_stream_of_a_message_tells_everything_from_its_beginning_also_wh
     assert states(await send(**answer)) == ["WORKING", "WORKING", "artifactUpdate", "COMPLETED"]
 
 
+async def test_output_is_one_artifact_in_one_order_with_the_states_whenever_a_stream_begins(client: Client) -> None:
+    early, reading = client.gather("SendStreamingMessage", {"message": said()})
+    lease = await client.lease()
+    await client.under(lease, "output", chunks=["Chap", "ter 1"])
+    await count(early, 4)
+    late, reading_late = client.gather("SubscribeToTask", {"id": lease["task_id"]})
+    await count(late, 1)
+    await client.under(lease, "fail", error={"message": "again"}, retryable=True, retry_after_seconds=0)
+    lease = await client.lease()
+    await client.under(lease, "output", chunks=[{"page": 1}])
+    await client.under(lease, "complete", result="done")
+    await asyncio.gather(reading, reading_late)
+    read = (await client.http.get(f"/a2a/scan/v1/tasks/{lease['task_id']}")).json()
+
+    assert states(early) == ["SUBMITTED", "WORKING", "artifactUpdate", "artifactUpdate", "WORKING", "WORKING",
+                             "artifactUpdate", "artifactUpdate", "COMPLETED"]
+    assert [event.get("append") for kind, event in early if kind == "artifactUpdate"] == [False, True, True, None]
+    assert late[0][1]["artifacts"][0]["parts"] == [{"text": "Chapter 1", "mediaType": "text/plain"}]
+    assert late[1:] == early[4:]
+    assert [(artifact["artifactId"], len(artifact["parts"])) for artifact in read["artifacts"]] == [
+        ("output", 2), ("result", 1)]
+
+
 async def test_a_task_that_has_ended_has_no_stream_and_a_foreign_one_neither(client: Client) -> None:
     task_id = await client.begin()
     await client.call(f"/a2a/scan/v1/tasks/{task_id}:cancel")
