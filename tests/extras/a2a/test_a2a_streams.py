@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -198,9 +197,10 @@ async def test_a_task_that_has_ended_has_no_stream_and_a_foreign_one_neither(cli
     assert (none.status_code, none.json()["error"]["details"][0]["reason"]) == (404, "TASK_NOT_FOUND")
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_whoever_comes_back_after_a_kill_of_gate_and_worker_misses_nothing(
-        start: Callable[..., Live], connect_to: Callable[[Live], Client], tmp_path: Path) -> None:
-    database = f"sqlite:///{tmp_path}/gate.db"
+        start: Callable[..., Live], connect_to: Callable[[Live], Client], fresh: Any, kind: str) -> None:
+    database = await fresh(kind)
     gate = start(*SETTINGS, database=database)
     client = connect_to(gate)
     task_id = await client.begin()
@@ -218,6 +218,27 @@ async def test_whoever_comes_back_after_a_kill_of_gate_and_worker_misses_nothing
     assert states(arrived)[:2] == ["SUBMITTED", "WORKING"]
     assert states(again)[-2:] == ["artifactUpdate", "COMPLETED"]
     assert "SUBMITTED" not in states(again)
+
+
+async def test_streams_at_two_gates_have_the_same_events(
+        start: Callable[..., Live], connect_to: Callable[[Live], Client], fresh: Any) -> None:
+    database = await fresh("postgres")
+    here, there = [connect_to(start(*SETTINGS, database=database)) for _ in range(2)]
+    task_id = await here.begin()
+    streams = [client.gather("SubscribeToTask", {"id": task_id}) for client in (here, there, here)]
+    for arrived, _ in streams:
+        await count(arrived, 1)
+    lease = await there.lease()
+    await here.under(lease, "output", chunks=["a", "b"])
+    await there.under(lease, "fail", error={"message": "again"}, retryable=True, retry_after_seconds=0)
+    lease = await here.lease()
+    await there.under(lease, "output", chunks=["c"])
+    await here.under(lease, "complete", result="done")
+    await asyncio.gather(*[reading for _, reading in streams])
+
+    assert states(streams[0][0]) == ["SUBMITTED", "WORKING", "artifactUpdate", "artifactUpdate", "WORKING", "WORKING",
+                                     "artifactUpdate", "artifactUpdate", "COMPLETED"]
+    assert all(arrived == streams[0][0] for arrived, _ in streams)
 
 
 async def test_a_stream_ends_when_the_gate_stops(
