@@ -16,17 +16,20 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncgate.parts.model import queries, stored, stored_journal
+from asyncgate.parts.model import queries, stored, stored_journal, stored_limits
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.families import count_children, read_family
+from asyncgate.parts.model.limiting import read_limits
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "complete", "fail", "release_lease",
                "request_input")
 ENDS_LEASE = {"complete", "fail", "release_lease", "request_input"}
+# What succeeds under a live lease only, or ends it: a question or a step may be repeated after its lease.
+SHOWS_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
-                                    stored.Bulk, stored_journal.RecordedStep, stored.Progress)
+                                    stored.Bulk, stored_journal.RecordedStep, stored.Progress, stored_limits.Hold)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
@@ -62,6 +65,7 @@ class Stored(Struct):
     bulks: dict[str, stored.Bulk] = field(default_factory=dict)
     steps: dict[str, dict[int, stored_journal.RecordedStep]] = field(default_factory=dict)      # by task and number
     progress: dict[str, stored.Progress] = field(default_factory=dict)     # by task
+    holds: set[tuple[str, str, str]] = field(default_factory=set)       # name and key of a limit, and the task
 
     def of(self, task_id: str, type: str) -> list[stored.Receipt]:
         """Return the receipts of one type of a task, oldest first."""
@@ -89,7 +93,8 @@ async def read_stored(backend: Any) -> dict[str, Stored]:
             {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
             {row.receipt_id for row in rows[stored.Obligation]},
             {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]),
-            {row.task_id: row for row in rows[stored.Progress]})
+            {row.task_id: row for row in rows[stored.Progress]},
+            {(row.limit_name, row.limit_key, row.task_id) for row in rows[stored_limits.Hold]})
     return stored_rows
 
 
@@ -108,7 +113,7 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
-        History.pauses, History.parks, History.steps, History.bulks, History.priorities,
+        History.pauses, History.limits, History.parks, History.steps, History.bulks, History.priorities,
         History.questions, History.answers, History.families)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
@@ -390,11 +395,15 @@ class History:
                 yield f"{reader} missed {len(missed)} receipts, or saw them out of order"
 
     def order_of_claims(self) -> Iterator[str]:
-        """Tasks are claimed by priority, then by age; one that got another priority meanwhile is left out."""
+        """Tasks are claimed by priority, then by age; left out are those with limits, which take turns.
+
+        So is one that got another priority meanwhile.
+        """
         changed = {event.task_id for event in self.end.events if event.event_type == "task.reprioritized"}
         for call in self.done("lease_next"):
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
                      if offer["task_id"] in self.end.tasks.keys() - changed]
+            known = [task for task in known if task.limits is None]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
                 listing = ", ".join([f"{task.task_id} of priority {task.priority}" for task in known])
                 yield f"a claim of {call.by} got its tasks out of order: {listing}"
@@ -436,6 +445,51 @@ class History:
             for receipt, task in granted:
                 if call.ended < receipt.created_at < until and is_meant(call.ask, task, receipt.from_id):
                     yield f"task {task.task_id} was leased to {receipt.from_id} while {target_of(call)} was paused"
+
+    def limits(self) -> Iterator[str]:
+        """No more leases live at once than a limit allows, and what counts at the end is what is leased."""
+        live = {(*pair, task.task_id) for task in self.end.tasks.values() if task.status in ("leased", "running")
+                for pair in read_limits(task.limits)}
+        yield from (f"task {task_id} counts against limit {name} ({key}) and has no lease, or the other way round"
+                    for name, key, task_id in sorted(live ^ self.end.holds))
+        for name, rules, since, until in self._limits_in_force():
+            leases = [held for held in self.held.values() if held.task_id in self.end.tasks and name in dict(
+                read_limits(self.end.tasks[held.task_id].limits))]
+            for held in leases:
+                if since <= held.granted.started and held.granted.ended <= until:
+                    yield from self._find_excess(name, rules, held, leases)
+
+    def _limits_in_force(self) -> Iterator[tuple[str, dict[str, Any], float, float]]:
+        """Yield a limit, what it allows, since when that surely holds, and until when."""
+        changes = [call for call in self.calls
+                   if call.operation in ("set_limit", "remove_limit") and call.error is None]
+        for call in changes:
+            others = [other for other in changes if other is not call and other.ask["name"] == call.ask["name"]]
+            beside = any(other.started < call.ended and (other.unknown or other.ended > call.started)
+                         for other in others)
+            if call.operation == "set_limit" and call.reply is not None and not beside:
+                later = (other.started for other in others if other.started >= call.ended)
+                yield call.ask["name"], call.ask, call.ended, min(later, default=float("inf"))
+
+    def _find_excess(self, name: str, rules: dict[str, Any], held: Held, leases: list[Held]) -> Iterator[str]:
+        """Find that a lease was granted while others had taken all that a limit allows."""
+        key = dict(read_limits(self.end.tasks[held.task_id].limits))[name]
+        beside = [other for other in leases if other.granted is held.granted or (
+            other.granted.ended <= held.granted.started and self._find_sure_end(other) >= held.granted.ended)]
+        alike = [other for other in beside if (name, key) in read_limits(self.end.tasks[other.task_id].limits)]
+        own = (rules.get("overrides") or {}).get(key, {})
+        per_key = own.get("concurrency_per_key", rules.get("concurrency_per_key"))
+        for most, number in ((rules.get("concurrency_total"), len(beside)), (per_key, len(alike))):
+            if most is not None and number > most:
+                yield f"task {held.task_id} was leased beside {number - 1} others; limit {name} ({key}) allows {most}"
+
+    def _find_sure_end(self, held: Held) -> float:
+        """Return until when a lease surely lived."""
+        lease = self.end.leases.get(held.task_id)
+        if lease is not None and (lease.lease_id, lease.ending) == (held.lease_id, "live"):
+            return float("inf")
+        used = [call.started for call in self.done(*SHOWS_LEASE) if call.ask.get("lease_id") == held.lease_id]
+        return min(max(used, default=held.granted.ended), held.ended)
 
     def parks(self) -> Iterator[str]:
         """A parked task is leased to nobody before its time, unless it was on hold and released; parks are counted."""

@@ -37,9 +37,10 @@ REST = {
     "preview_bulk": "POST /v1/bulks/preview", "run_bulk": "POST /v1/bulks",
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
     "request_input": "POST /v1/tasks/{task_id}/inputs", "answer_input": "POST /v1/tasks/{task_id}/inputs/answer",
+    "set_limit": "POST /v1/task-limits/{name}", "remove_limit": "POST /v1/task-limits/{name}/remove",
     "health": "GET /v1/health"}
 
-OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk"}
+OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk", "set_limit", "remove_limit"}
 KINDS_OF_TASK, REQUIREMENTS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
 TARGETS: list[dict[str, Any]] = [
     {"type": "demo"}, {"type": "rare"}, {"type": "rare", "capabilities": ["gpu"]}, {"type": "demo", "capabilities": []},
@@ -47,6 +48,14 @@ TARGETS: list[dict[str, Any]] = [
 BULKS: list[dict[str, Any]] = [
     {"action": "cancel", "type": "rare", "status": "queued"}, {"action": "release"},
     {"action": "prioritize", "status": "queued"}, {"action": "rerun", "status": "failed"}, {"action": "rerun"}]
+# Limits that are set again and again, and what tasks name.
+LIMITED: list[dict[str, Any]] = [
+    {"name": "shared", "concurrency_total": 2}, {"name": "shared", "concurrency_total": 4},
+    {"name": "each", "concurrency_per_key": 1}, {"name": "each", "concurrency_per_key": 2, "concurrency_total": 3}]
+NAMED: list[dict[str, str] | None] = [
+    None, None, None, {"shared": ""}, {"each": "a"}, {"each": "b"}, {"shared": "", "each": "a"},
+    {"shared": "", "each": "c"}]
+CAN_LIMIT = bool(are_here(["set_limit"]))
 # What workers ask the boss, by key.
 QUESTIONS: dict[str, dict[str, Any]] = {
     "wait": {}, "soon": {"expires_in_seconds": 1}, "must": {"expires_in_seconds": 1, "on_expiry": "fail"}}
@@ -241,7 +250,7 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
-                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK]
+                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK, *[self.limiter()] * CAN_LIMIT]
         under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
             yield
@@ -281,7 +290,8 @@ class Load:
         while not self.stopping:
             asks = {"type": draw.choice(KINDS_OF_TASK), "requirements": draw.choice(REQUIREMENTS),
                     "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}", "priority": draw.randint(0, 3),
-                    "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": draw.choice([0, 2])}
+                    "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": draw.choice([0, 2]),
+                    "limits": draw.choice(NAMED)}
             made = await client.insist("create_task", **asks)
             if draw.random() < 0.05:
                 await client.insist("create_task", **asks)
@@ -385,6 +395,16 @@ class Load:
             await asyncio.sleep(0.2 * draw.random())
             await client.insist("resume_work", **target)
             await asyncio.sleep(0.05)
+
+    async def limiter(self) -> None:
+        """Set limits again and again, and remove one now and then."""
+        client, draw = self.client("o3"), self.random
+        while not self.stopping:
+            limit = draw.choice(LIMITED)
+            await client.insist("set_limit", **limit)
+            await asyncio.sleep(0.5 * draw.random())
+            if draw.random() < 0.2:
+                await client.insist("remove_limit", name=limit["name"])
 
     async def bulker(self) -> None:
         """Do something to many tasks, again and again, in small pieces."""

@@ -16,7 +16,7 @@ import pytest
 from asyncgate import Engine
 from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import read_stored, violations
-from asyncgate.conformance.load import Load, OneTenant, own_tenant, serving
+from asyncgate.conformance.load import CAN_LIMIT, Load, OneTenant, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
@@ -66,6 +66,7 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     assert await wrong_with(database, load) == [], f"seed {seed}"
     assert status == 0
     assert unanswered > 0
+    assert not CAN_LIMIT or [call for call in load.calls if call.operation == "set_limit" and call.reply]
     assert [line for line in server.lines if " ERROR " in line] == []
 
 

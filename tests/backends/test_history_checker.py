@@ -697,3 +697,30 @@ def test_the_checker_does_not_change_what_it_checks() -> None:
     violations(f.calls, f.final)
 
     assert f.calls == before
+
+
+def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False) -> list[str]:
+    """Judge two leases of tasks with one limit that live at once, or one after the other."""
+    f = Forgery()
+    f.call("set_limit", "root", {}, name="openai", **{"concurrency_per_key" if key else "concurrency_total": most})
+    for name, of in (("t", key), ("u", other)):
+        f.call("create_task", "ada", {"task_id": name, "status": "queued"})
+        f.receipt(f"{name}-1", "task.assigned", name, "ada", "ada")
+        f.end.obligations.add(f"{name}-1")
+        f.call("lease_next", "w1", {"tasks": [offer(name, f"{name}-a", 1, f.clock + 600)]})
+        f.receipt(f"{name}-2", "task.accepted", name, "w1", lease=f"{name}-a", parents=(f"{name}-1",), fence=1)
+        f.task(name, status="leased", fence=1, limits=f'{{"openai":"{of}"}}')
+        f.lease(name, f"{name}-a", 1, "live")
+        f.end.holds |= {("openai", of, name)} if holds else set()
+        if between:
+            f.call("set_limit", "root", {}, name="openai", concurrency_total=9)
+    return [found for found in violations(f.calls, f.final) if found.startswith("LIMITS")]
+
+
+def test_leases_beyond_a_limit_and_slots_that_leak_are_found() -> None:
+    assert limited(2) == []
+    assert [text for text in limited(1) if "allows 1" in text]
+    assert [text for text in limited(1, key="a", other="a") if "allows 1" in text]
+    assert limited(1, key="a", other="b") == []
+    assert limited(1, between=True) == []       # it was set again meanwhile
+    assert [text for text in limited(2, holds=False) if "counts against" in text]
