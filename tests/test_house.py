@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 7_550,
     "bench": 1_830,
     "clients": 4_180,
-    "clients/typescript": 2_200,
+    "clients/typescript": 2_180,
     "commands": 8_260,
     "conformance": 20_950,
     "extras/a2a": 1_520,
