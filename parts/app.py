@@ -54,7 +54,8 @@ class Gate(Front):
         self.when_opened: list[Callable[[Engine, Guard], None]] = []
         self.joined: dict[str, Any] = {}        # what extras keep at a gate, by their names
         for setting, extra, asked in (("security.oauth.enabled", "oauth", settings.security.oauth.enabled),
-                                      ("receipt_mode", "ledger", settings.receipt_mode != "standalone")):
+                                      ("receipt_mode", "ledger", settings.receipt_mode != "standalone"),
+                                      ("a2a.agents", "a2a", bool(settings.a2a.agents))):
             if asked and extra not in find_extras():
                 raise errors.StartupError(f"{setting} needs the extra {extra}, which this installation lacks")
         self.app.router.routes.extend(route for extra in find_extras().values() for route in extra.routes(self))

@@ -122,7 +122,18 @@ class AgentCall:
         self.id: str | int | None = None        # of the request, in JSON-RPC
 
     async def answer(self, send: connection.Send) -> None:
-        """Answer the request."""
+        """Answer the request, in a span of its own."""
+        if (tracing := self.gate.tracing) is None:
+            await self._answer(send)
+            return
+        verb, route = self.scope["method"], "/a2a/{agent}/rpc" if self.is_rpc else "/a2a/{agent}/v1"
+        with tracing.serve_http(verb, route, find_trace(self.scope["headers"])) as span:
+            cause = await self._answer(send)
+            tracing.note_served(span, self.name, None, None)
+            tracing.note_status(span, cause, 200)
+
+    async def _answer(self, send: connection.Send) -> errors.GateError | None:
+        """Answer the request; return the refusal of the gate."""
         begun, refusal, first = perf_counter(), None, None
         try:
             reply = await self._perform()
@@ -131,7 +142,7 @@ class AgentCall:
         except (A2AError, errors.GateError) as refused:
             refusal = translate(refused) if isinstance(refused, errors.GateError) else refused.with_traceback(None)
         except asyncio.CancelledError:
-            return      # the client has disconnected, which ends nothing
+            return None     # the client has disconnected, which ends nothing
         except Exception as bug:
             refusal = translate(errors.log_fault(self.scope["path"], bug))
         cause = refusal.cause if refusal is not None else None
@@ -140,13 +151,15 @@ class AgentCall:
         if self.gate.meter is not None:
             self.gate.meter.note_call("a2a", self.name, begun, None, cause)
         if refusal is not None:
-            return await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc)
+            await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc)
+            return cause
         if isinstance(reply, AsyncIterator):
             with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
                 await http.run_while_connected(self._send_events(first, reply, send), self.receive)
-            return
+            return None
         body = encode_json(self._frame(reply))
         await self.gate.send(send, self.scope, 200, body, (), JSON_TYPE if self.is_rpc else A2A_TYPE)
+        return None
 
     def _frame(self, reply: Any) -> Any:
         shown = v03.show_result(reply) if self.is_old else reply
@@ -183,8 +196,9 @@ class AgentCall:
         await self.gate.guard.meter(self.scope, caller, op)
         self.gate.engine.permit(op, caller)
         self._check_tenants(caller, params)
-        if op.takes.creates and (trace := find_trace(self.scope["headers"])):
-            caller = replace(caller, trace=trace)
+        if op.takes.creates:
+            trace = find_trace(self.scope["headers"]) or (self.gate.tracing and self.gate.tracing.current())
+            caller = replace(caller, trace=trace) if trace else caller
         visit = Visit(self.gate, self.agent, caller, self._read_key(),
                       lambda caller: self.face.make_card(self.scope, self.agent, caller))
         run: Callable[[Visit, Params], Awaitable[Any]] = method.run

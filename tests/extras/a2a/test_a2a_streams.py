@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -251,3 +252,16 @@ async def test_a_stream_ends_when_the_gate_stops(
     await reading
 
     assert states(arrived) == ["SUBMITTED"]
+
+
+async def test_a_call_has_a_span_of_which_its_task_keeps_the_trace(
+        start: Callable[..., Live], connect_to: Callable[[Live], Client], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANS_FILE", str(tmp_path / "spans"))
+    client = connect_to(start(*SETTINGS, program=("-m", "tests.support.traced_gate")))
+    task = (await client.http.get(f"/v1/tasks/{await client.begin()}")).json()
+    spans = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+    [span] = [span for span in spans if span["name"] == "POST /a2a/{agent}/v1"]
+
+    assert span["attributes"]["asyncgate.operation"] == "create_task"
+    assert span["context"]["trace_id"].removeprefix("0x") == task["traceparent"].split("-")[1]
