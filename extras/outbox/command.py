@@ -29,9 +29,10 @@ def relay(at: Connection, dsn: str, agent: str | None, once: bool) -> None:
     deleted when the gate has its task, and keeps its problem if the gate refuses it for good.
     """
     start_logging(logging.INFO)
+    broken: tuple[type[Exception], ...] = (sqlite3.Error, *database_errors())
     try:
         outbox = open_outbox(dsn)
-    except (sqlite3.Error, *database_errors()) as wrong:
+    except broken as wrong:
         raise calling.exit_with(f"the database cannot be opened: {wrong}", calling.EXIT_WRONG) from None
     with contextlib.closing(outbox), calling.connect_to_gate(at) as gate:
         moving = OutboxRelay(outbox, gate, {"agent_id": agent} if agent else {})

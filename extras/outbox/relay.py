@@ -119,6 +119,7 @@ class OutboxRelay:
     def run(self, once: bool = False) -> None:
         """Move what waits, and go on when there is more; with `once` until nothing waits."""
         failures = 0
+        away: tuple[type[Exception], ...] = (http.Unreachable, sqlite3.OperationalError, *database_errors())
         while not self.stopping.is_set():
             try:
                 rows = self.table.read()
@@ -127,9 +128,9 @@ class OutboxRelay:
                 elif once:
                     return
                 failures = 0
-            except (http.Unreachable, sqlite3.OperationalError, *database_errors()) as away:
+            except away as problem:
                 failures += 1
-                log.warning("%s; trying again", away)
+                log.warning("%s; trying again", problem)
             except http.Refusal as refusal:
                 if refusal.status in FINAL_STATUSES:
                     raise

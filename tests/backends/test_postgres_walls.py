@@ -101,8 +101,8 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
-KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "steps", "events", "audit",
-        "ledger", "api_keys")
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "steps", "outputs", "events",
+        "audit", "ledger", "api_keys")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -171,10 +171,10 @@ RULES: dict[str, tuple[str, set[str]]] = {
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
                        "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
-                       "erasures")
+                       "erasures declared_types type_policies holds limits rate_uses turns")
         | spell("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
-                         "webhook_deliveries presences bulks")),
+                         "webhook_deliveries presences bulks declared_types outputs holds limits rate_uses turns")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -509,6 +509,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
         await gate.create(type=type, payload=mark, idempotency_key=key)
         offers.append(await gate.claim("w-there", accept_types=[type], claim_id=f"{type}-claim-there"))
     await gate.create(type="type-there", by="bob-there", payload=mark)
+    await gate.as_worker("w-there").declare_type(type="type-there", description=mark)
     first, second, _ = offers
     assert first is not None
     assert second is not None
@@ -815,7 +816,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
     "list_types": [{}, {"type": "{type}"}],
-    "declare_type": [{"type": "{type}", "description": "x", "payload_schema": {}}],
+    "declare_type": [{"type": "{type}", "payload_schema": {}}],
     "remove_type": [{"type": "{type}"}],
     "set_type_policy": [{"on_mismatch": "warn"}],
     "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
