@@ -119,6 +119,9 @@ WITHOUT_MARK = {
     *(f"Webhook.{name}" for name in ("secret_id", "previous_id")),     # stay
     *(f"Revocation.{name}" for name in ("subject", "revoked_by", "reason")), "WebhookDelivery.reason",  # stay
     "User.user_id", "User.accepted_as", "Consent.user_id", "Grant.user_id",     # hashes, which revocations keep
+    # Keys of limits go with the lease, the waiting task or the window that they are for.
+    *(f"{kind}.{name}" for kind in ("Hold", "RateUse") for name in ("limit_name", "limit_key")),
+    *(f"Turn.{name}" for name in ("limits", "blocked_by", "blocked_key")), "Task.limits",
     "Receipt.receipt_key", "Key.hash", "Task.held", "Task.handed"}      # hashes, and words of the gate
 
 
