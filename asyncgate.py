@@ -118,7 +118,7 @@ from asyncgate.parts.process.hooks import first_answer, Hooks
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
-from asyncgate.parts.process.readers import Readers, wait_until, Wants
+from asyncgate.parts.process.readers import Readers, wait_until, Waits, Wants
 from asyncgate.parts.process.telling import news_of
 from asyncgate.parts.process.turns import SliceTurns
 from asyncgate.parts.process.waiting import Waiting
@@ -675,7 +675,6 @@ class Work:
 
 
 T = TypeVar("T", bound=Ask)
-Waits = Any                 # a request with wait_seconds
 E = TypeVar("E", bound="Extension")
 V = TypeVar("V")
 A = TypeVarTuple("A")

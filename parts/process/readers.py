@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,6 +16,14 @@ from asyncgate.parts.model.news import Announced, News
 MOST_ANNOUNCED = 20         # receipts that one News names: it must fit into what a database passes on
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 2.0
 Topic = tuple[str, str]     # what to be called for: the kind of the name, and the name
+
+
+class Waits(Protocol):
+    """A request that may wait."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long it waits at most."""
 
 
 class Wants(Struct, frozen=True):

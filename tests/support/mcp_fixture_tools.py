@@ -57,7 +57,7 @@ class AskingTasks(Tasks):
     """The gate's tasks, of which some ask something before they end, and one breaks."""
 
     def __init__(self, perform: Any) -> None:
-        super().__init__(perform)
+        super().__init__(perform, can_ask=False)
         self.asked: dict[str, JsonObject] = {}
         self.answered = asyncio.Condition()
 

@@ -124,7 +124,7 @@ class Tasks:
         """Return the state of a task, its result if it has one, and what it asks."""
         reply = await self._task(ctx, params)
         shown, record = show_progress(reply), _record(reply)
-        if record["held"] == stored.INPUT_REQUIRED:
+        if self.can_ask and record["status"] not in stored.TERMINAL:      # also one whose worker waits under its lease
             requests = show_requests(await self._done(ctx, "list_inputs", params), record["created_by"])
             shown |= {"status": "input_required", "inputRequests": requests} if requests else {}
         return shown
