@@ -203,7 +203,8 @@ NAMING = harness.are_here([
     "set_budget", "get_budgets", "pause_work", "drain_work", "resume_work", "list_pauses", "register_client",
     "list_clients", "list_users", "invite_user", "make_sign_in_link", "revoke_token", "create_webhook", "list_webhooks",
     "change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook", "list_deliveries", "replay_deliveries",
-    "export_tenant", "export_principal", "erase_principal", "list_erasures"])
+    "export_tenant", "export_principal", "erase_principal", "list_erasures", "set_limit", "get_limit", "list_limits",
+    "remove_limit"])
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

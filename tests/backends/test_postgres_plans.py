@@ -509,7 +509,7 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
         judge, asked = await Judge.of(root), await functions(root)
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
-        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 5, "prune_audit": 1,
+        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 6, "prune_audit": 1,
         "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
 
     for name, parts in asked.items():
@@ -600,7 +600,7 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
              "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
              "webhook_deliveries_state", "states_turn", "states_limited", "turns_open", "turns_blocked",
-             "turns_until"]
+             "turns_until", "tasks_parent"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:
