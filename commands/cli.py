@@ -48,7 +48,7 @@ SECTIONS = {
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "inbox", "answer", "bulk",
                    "usage"),
-    "Do the work": ("worker", "scheduler"),
+    "Do the work": ("worker", "scheduler", "relay", "permission-prompt"),
     "Maintain a gate": ("doctor", "receipts", "archive", "export", "verify", "reconcile", "rebuild", "backup",
                         "restore", "copy", "conformance", "bench", "bench-server"),
 }

@@ -37,7 +37,7 @@ REST = {
     "preview_bulk": "POST /v1/bulks/preview", "run_bulk": "POST /v1/bulks",
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
     "request_input": "POST /v1/tasks/{task_id}/inputs", "answer_input": "POST /v1/tasks/{task_id}/inputs/answer",
-    "set_limit": "POST /v1/task-limits/{name}", "remove_limit": "POST /v1/task-limits/{name}/remove",
+    "set_limit": "POST /v1/task-limits", "remove_limit": "POST /v1/task-limits/{name}/remove",
     "health": "GET /v1/health"}
 
 OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk", "set_limit", "remove_limit"}
@@ -52,7 +52,7 @@ BULKS: list[dict[str, Any]] = [
 LIMITED: list[dict[str, Any]] = [
     {"name": "shared", "concurrency_total": 2}, {"name": "shared", "concurrency_total": 4},
     {"name": "each", "concurrency_per_key": 1}, {"name": "each", "concurrency_per_key": 2, "concurrency_total": 3}]
-NAMED: list[dict[str, str] | None] = [
+NAMED_LIMITS: list[dict[str, str] | None] = [
     None, None, None, {"shared": ""}, {"each": "a"}, {"each": "b"}, {"shared": "", "each": "a"},
     {"shared": "", "each": "c"}]
 CAN_LIMIT = bool(are_here(["set_limit"]))
@@ -291,7 +291,7 @@ class Load:
             asks = {"type": draw.choice(KINDS_OF_TASK), "requirements": draw.choice(REQUIREMENTS),
                     "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}", "priority": draw.randint(0, 3),
                     "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": draw.choice([0, 2]),
-                    "limits": draw.choice(NAMED)}
+                    "limits": draw.choice(NAMED_LIMITS)}
             made = await client.insist("create_task", **asks)
             if draw.random() < 0.05:
                 await client.insist("create_task", **asks)

@@ -146,7 +146,7 @@ async def describe_limit(engine: Engine, tenant_id: str, limit: stored_limits.Li
 
 
 OPERATIONS = [
-    Operation(set_limit, "POST /v1/task-limits/{name}", "A", "admin:write", "W", idempotent=True),
+    Operation(set_limit, "POST /v1/task-limits", "A", "admin:write", "W", idempotent=True),
     Operation(get_limit, "GET /v1/task-limits/{name}", "A", "admin:read", "R"),
     Operation(list_limits, "GET /v1/task-limits", "A", "admin:read", "R"),
     Operation(remove_limit, "POST /v1/task-limits/{name}/remove", "A", "admin:write", "W", idempotent=True),

@@ -329,7 +329,7 @@ def show_type(row: stored_types.DeclaredType) -> wire_types.TypeRecord:
 
 OPERATIONS = [
     Operation(list_types, "GET /v1/types", "a A", "tasks:read", "R"),
-    Operation(declare_type, "POST /v1/types/{type}", "w A", "tasks:lease", "W", idempotent=True),
+    Operation(declare_type, "POST /v1/types", "w A", "tasks:lease", "W", idempotent=True),
     Operation(remove_type, "POST /v1/types/{type}/remove", "w A", "tasks:lease", "W"),
     Operation(set_type_policy, "POST /v1/type-policy", "A", "admin:write", "W", idempotent=True),
 ]

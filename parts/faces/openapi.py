@@ -168,8 +168,8 @@ def clean_schema(schema: Any) -> Any:
     kept = {name: clean_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(text)
-    if kept.get("pattern") == wire.UNTAGGED:
-        kept["pattern"] = wire.PLAIN         # JavaScript reads the other one with a flag only
+    if wire.TAGS in kept.get("pattern", ""):
+        kept["pattern"] = kept["pattern"].replace(wire.TAGS, "")    # JavaScript reads them with a flag only
     if kept.get("type") == "object" and not {"properties", "additionalProperties"} & kept.keys():
         kept["additionalProperties"] = True     # else a type for TypeScript is an object without any member
     return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})

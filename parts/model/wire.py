@@ -58,7 +58,8 @@ PLAIN = ("^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17
          "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb]"
          "+$(?!\\n)")
 # No tag character either; JavaScript needs a flag for such a range, so the OpenAPI document leaves it out.
-UNTAGGED = PLAIN.replace("\\ufffb]", "\\ufffb\U000e0000-\U000e0fff]")
+TAGS = "\U000e0000-\U000e0fff"
+UNTAGGED = PLAIN.replace("\\ufffb]", f"\\ufffb{TAGS}]")
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=UNTAGGED)]
 Text = Annotated[str, Meta(max_length=16_384)]
@@ -74,7 +75,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
 Types = Annotated[frozenset[Name], Meta(max_length=64)]
 LimitName = Annotated[str, Meta(min_length=1, max_length=64, pattern=UNTAGGED)]
-LimitKey = Annotated[str, Meta(max_length=200, pattern="^[^\\x00]*$(?!\\n)")]
+LimitKey = Annotated[str, Meta(max_length=200, pattern=UNTAGGED.replace("+$", "*$"))]
 TaskLimits = Annotated[dict[LimitName, LimitKey], Meta(max_length=4)]
 Cost = Annotated[float, Meta(ge=0, le=WIDEST)]
 Batch = Meta(min_length=1, max_length=500)

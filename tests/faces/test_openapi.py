@@ -198,7 +198,7 @@ def test_a_refusal_that_many_operations_have_stands_there_once() -> None:
     assert len({json.dumps(response, sort_keys=True) for response in shared.values()}) == len(shared)
     assert {status for item in DOCUMENT["paths"].values() for told in item.values()
             for status, response in told["responses"].items() if "$ref" not in response} == {"200", "204"}
-    assert len(json.dumps(DOCUMENT)) < 500_000
+    assert len(json.dumps(DOCUMENT)) < 5_000 * sum(len(item) for item in DOCUMENT["paths"].values())
 
 
 def test_an_object_without_named_members_takes_any() -> None:

@@ -112,7 +112,7 @@ class Walk:
         if op.name in ("declare_type", "set_type_policy"):
             return dict(op.takes.example[0])
         if op.name == "remove_type":
-            await self.served.post("/v1/types/ocr", {"worker_id": "w1", "description": "Read."})
+            await self.served.post("/v1/types", {"type": "ocr", "worker_id": "w1", "description": "Read."})
             return {"type": "ocr"}
         if op.name == "wait_tasks":
             return {"ids": [await self.created()], "agent_id": "ada"}
@@ -156,7 +156,7 @@ class Walk:
         if op.name in ("end_session", "sign_out_everywhere", "withdraw_consent"):
             return await self.session(op)
         if op.name == "get_limit":
-            await self.served.post("/v1/task-limits/openai", {"concurrency_total": 3})
+            await self.served.post("/v1/task-limits", {"name": "openai", "concurrency_total": 3})
             return {"name": "openai"}
         if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
             return await self.bulk(op)

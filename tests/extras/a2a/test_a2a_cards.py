@@ -14,8 +14,8 @@ PAGES: dict[str, Any] = {"type": "object", "properties": {"page": {"type": "inte
 
 async def declare(agent: Agent, schema: Any) -> dict[str, Any]:
     """Declare what the agent takes; return its card."""
-    await agent.served.post(f"/v1/types/{agent.name}", {
-        "worker_id": "w1", "description": "Read a page.", "payload_schema": schema,
+    await agent.served.post("/v1/types", {
+        "type": agent.name, "worker_id": "w1", "description": "Read a page.", "payload_schema": schema,
         "result_schema": {"type": "string"}})
     answer = await agent.served.call("GET", f"{agent.path}/.well-known/agent-card.json", token=None)
     card: dict[str, Any] = answer.json()
