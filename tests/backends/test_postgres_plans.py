@@ -534,7 +534,7 @@ FILTERED_BY: list[tuple[str, dict[str, Any]]] = [
     ("tasks_pkey", {}), ("tasks_pkey", {"held": False}), ("tasks_owner", {"owner": OWNERS[1]}),
     ("tasks_owner", {"owner": ANYBODY}), ("states_status", {"status": "queued"}), ("states_held", {"held": True}),
     ("tasks_type", {"type": "type-2"}), ("tasks_type", {"type_prefix": "type-"}),
-    ("tasks_summary", {"summary_prefix": "summary 9"})]
+    ("tasks_summary", {"summary_prefix": "summary 9"}), ("tasks_parent", {"parent_task_id": IDS[1]})]
 
 
 def filtered(before: str | None, since: str | None, **fields: Any) -> TaskFilter:

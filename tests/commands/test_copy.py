@@ -173,11 +173,21 @@ async def live(gate: Gate) -> None:
                       idempotency_key=ODD, by=f"ada {ODD}", priority=9, instructions=WILD)
     await gate.as_agent().bootstrap(max_items=3)
     await administer(gate)
+    await limit(gate)
     for kind, id in [("agent", "ada"), ("worker", "ada"), ("human", ODD)]:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
     await archive_one(gate)
     await keep_books(gate)      # at last: behind a receipt whose body is elsewhere nothing is sealed
+
+
+async def limit(gate: Gate) -> None:
+    """Let a task count against a limit and use a rate, and another one wait for its turn."""
+    await gate.as_admin().set_limit(name=ODD, concurrency_per_key=1, rate={"count": 9, "seconds": 3600})
+    for _ in range(2):
+        await gate.create(type="limited", limits={ODD: WILD}, timeouts={"lease_ttl_seconds": 1800})
+    assert await gate.claim("w3", accept_types=["limited"])
+    assert await gate.claim("w3", accept_types=["limited"]) is None
 
 
 async def archive_one(gate: Gate) -> None:

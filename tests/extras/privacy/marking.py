@@ -68,8 +68,6 @@ async def own_task(gate: Gate, marks: Marks, ended: str) -> str:
     await worker.report_progress(**under(offer), progress={"at": str(marks)})
     await worker.record_step(**under(offer), seq=1, name=f"read {marks}", value={"at": str(marks)})
     await worker.append_output(**under(offer), chunks=[{"at": str(marks)}])
-    await worker.declare_type(type=f"declared-{marks}", description=str(marks), payload_schema={"title": str(marks)},
-                              result_schema={"title": str(marks)})
     if ended == "completed":
         await worker.complete(**under(offer), result={"text": str(marks)}, artifacts=[{"uri": f"file:///{marks}"}])
         ready = await gate.receipt(task_id, "task.result_ready")
@@ -128,6 +126,9 @@ async def administer(gate: Gate) -> None:
                                 lambda work: work.keep_record(seen))
     await ada.issue_key(name="bob's", principal_kind="agent", principal_id="bob")
     await ada.pause_work(type="nothing", reason=ADA)
+    await ada.declare_type(type="declared", description=f"what {ADA} asks for", payload_schema={"title": ADA},
+                           result_schema={"title": ADA})
+    await ada.declare_type(type=f"declared-{ADA}")
     await ada.set_limit(name="nothing", overrides={ADA: {"weight": 2}, "bob": {"weight": 2}})
     preview = await root.preview_bulk(action="cancel", created_by=ADA, created_by_kind="agent", type="nothing")
     await root.run_bulk(confirmation=preview.confirmation)
