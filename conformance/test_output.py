@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -52,10 +53,11 @@ async def test_chunks_stand_in_one_order_with_the_states_of_their_task(gate: har
 
 
 async def test_each_way_to_end_is_the_last_entry(gate: harness.Gate) -> None:
-    for end, status in ((lambda o: gate.as_worker().fail(**harness.under(o), error="no"), "failed"),
-                        (lambda o: gate.as_agent().cancel_task(task_id=o.task_id), "canceled"),
-                        (lambda o: gate.as_worker().complete(**harness.under(o), artifacts=[{"uri": "x"}]),
-                         "succeeded")):
+    ends: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda o: gate.as_worker().fail(**harness.under(o), error="no"), "failed"),
+        (lambda o: gate.as_agent().cancel_task(task_id=o.task_id), "canceled"),
+        (lambda o: gate.as_worker().complete(**harness.under(o), artifacts=[{"uri": "x"}]), "succeeded")]
+    for end, status in ends:
         offer = await gate.leased("w1")
         await append(gate, offer, 1)
         await end(offer)
@@ -68,11 +70,12 @@ async def test_a_release_a_retry_and_a_question_are_entries_too(gate: harness.Ga
     offer = await gate.leased("w1", max_attempts=3, retry_backoff_seconds=0)
     await append(gate, offer, 1)
     await gate.as_worker().release_lease(**harness.under(offer))
-    offer = await gate.claim("w1")
-    await gate.as_worker().fail(**harness.under(offer), error="no", retryable=True)
-    offer = await gate.claim("w1")
-    assert offer is not None
-    await gate.as_worker().request_input(**harness.under(offer), key="k", message="?")
+    second = await gate.claim("w1")
+    assert second is not None
+    await gate.as_worker().fail(**harness.under(second), error="no", retryable=True)
+    third = await gate.claim("w1")
+    assert third is not None
+    await gate.as_worker().request_input(**harness.under(third), key="k", message="?")
 
     assert await entries(gate, offer.task_id) == ["running", 1, "queued", "leased", "queued", "leased",
                                                   "queued input_required"]
@@ -147,8 +150,10 @@ async def test_a_waiting_read_is_answered_by_the_next_chunk_and_by_the_end(gate:
 
     async def read(after: int) -> Any:
         return await gate.as_agent().read_output(task_id=offer.task_id, after=after, wait_seconds=30)
-    for after, act in ((0, lambda: append(gate, offer, "a")), (2, lambda: append(gate, offer, "b")),
-                       (3, lambda: gate.as_agent().cancel_task(task_id=offer.task_id))):
+    acts: list[tuple[int, Callable[[], Any]]] = [
+        (0, lambda: append(gate, offer, "a")), (2, lambda: append(gate, offer, "b")),
+        (3, lambda: gate.as_agent().cancel_task(task_id=offer.task_id))]
+    for after, act in acts:
         waiting = asyncio.ensure_future(read(after))
         while not gate.engine.readers.list_seats():  # noqa: ASYNC110
             await asyncio.sleep(0)

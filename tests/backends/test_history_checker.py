@@ -702,7 +702,8 @@ def test_the_checker_does_not_change_what_it_checks() -> None:
 def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False) -> list[str]:
     """Judge two leases of tasks with one limit that live at once, or one after the other."""
     f = Forgery()
-    f.call("set_limit", "root", {}, name="openai", **{"concurrency_per_key" if key else "concurrency_total": most})
+    terms: dict[str, Any] = {"concurrency_per_key" if key else "concurrency_total": most}
+    f.call("set_limit", "root", {}, name="openai", **terms)
     for name, of in (("t", key), ("u", other)):
         f.call("create_task", "ada", {"task_id": name, "status": "queued"})
         f.receipt(f"{name}-1", "task.assigned", name, "ada", "ada")

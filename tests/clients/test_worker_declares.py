@@ -111,7 +111,7 @@ async def test_a_worker_declares_and_a_caller_has_the_types_in_python(live: Any,
     worker = Worker(live.url, "w", token=TOKEN, state=None)
     worker.task("ocr.scan")(of_dataclass)
     worker.task("odd")(lambda payload: payload)
-    scan = TaskType("ocr.scan", payload=Scan, result=str)
+    scan: TaskType[Scan, str] = TaskType("ocr.scan", payload=Scan, result=str)
 
     async with asyncio.timeout(PATIENCE_SECONDS), AsyncGate(live.url, TOKEN, agent_id="ada") as gate, at_work(worker):
         while not (shown := (await gate.list_types(type="ocr.scan")).types) or not shown[0].description:  # noqa: ASYNC110

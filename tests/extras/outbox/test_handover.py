@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -94,18 +95,17 @@ def test_the_relay_moves_each_row_once_and_parks_what_is_refused_for_good(shop: 
     assert any("invalid_request" in (problem or "") for problem in problems)
 
 
-def test_a_row_that_is_handed_over_again_makes_no_second_task(shop: Any, live: Any) -> None:
+def test_a_row_that_is_handed_over_again_makes_no_second_task(shop: Any, live: Any,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     path, db = shop
     order(db, 1)
 
-    class Dies(OutboxRelay):
-        """A relay that is killed between the gate's answer and its own note."""
-
     with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(str(path))) as table:
-        table.finish, finish = lambda done, parked: (_ for _ in ()).throw(KeyboardInterrupt), table.finish
+        # A relay that is killed between the gate's answer and its own note.
+        monkeypatch.setattr(table, "finish", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            Dies(table, gate, {"agent_id": "shop"}).run(once=True)
-        table.finish = finish
+            OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
+        monkeypatch.undo()
         OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
 
     assert tasks_of(live.url) == [{"order": 1}]
