@@ -211,6 +211,7 @@ class TenantCopy:
         """Write rows unchanged, and drop those that are gone, in one transaction."""
         def decide(work: Work) -> None:
             work.metered = False    # the meters are copied
+            work.limiting.settled = True
             for row in rows:
                 add_row(work, row, self.source.ids)
             for row in gone:

@@ -158,6 +158,8 @@ def read_cost(task: stored.Task) -> float:
 
 def list_opened(work: Any) -> list[tuple[str, str]]:
     """Return the turns that a batch opens, if they rest: those in which a task waits now."""
+    if work.limiting.settled:
+        return []
     return list({(str(task.lane), task.limits): None for task in chain(work.added.values(), work.moved.values())
                  if task.limits is not None and task.status == "queued" and task.offerable(work.now)})
 
@@ -189,6 +191,7 @@ class Limiting:
 
     def __init__(self, work: Decided, change: Callable[[dict[Any, Any], Any, Any], None]) -> None:
         self.work, self.change = work, change               # a change that is undone with what it belongs to
+        self.settled = False                                # True: rows come with their holds and turns
         self.patterns: Mapping[int, str] = {}               # of the lanes that have limits
         self.queues: dict[int, TurnQueue] = {}              # of the lanes that were read for claims
         self.held: dict[tuple[str, str | None], int] = {}   # leases by name and key, by name alone in total, if counted
@@ -283,7 +286,7 @@ class Limiting:
 
     def change_lease(self, task: stored.Task, more: int, cost: float | None = None) -> None:
         """Let a lease of a task begin (1) or end (-1), perhaps with its true cost."""
-        if more and task.limits is not None:
+        if more and task.limits is not None and not self.settled:
             self.begin_lease(task) if more > 0 else self.end_lease(task)
             self.correct_cost(task, cost)
 

@@ -185,7 +185,7 @@ async def limit(gate: Gate) -> None:
     """Let a task count against a limit and use a rate, and another one wait for its turn."""
     await gate.as_admin().set_limit(name=ODD, concurrency_per_key=1, rate={"count": 9, "seconds": 3600})
     for _ in range(2):
-        await gate.create(type="limited", limits={ODD: WILD}, timeouts={"lease_ttl_seconds": 1800})
+        await gate.create(type="limited", limits={ODD: ODD}, timeouts={"lease_ttl_seconds": 1800})
     assert await gate.claim("w3", accept_types=["limited"])
     assert await gate.claim("w3", accept_types=["limited"]) is None
 
