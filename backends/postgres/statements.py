@@ -907,8 +907,9 @@ def bound_range(of: queries.TaskFilter, range_: TaskRange, columns: list[str], b
     owner = [range_.value or of.owner.kind, of.owner.id] if of.owner else []
     values = owner if range_.by == "owner" else [range_.value or getattr(of, range_.by)]
     names, row = [bind(value) for value in values], ", ".join(columns)
-    return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
-            for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
+    there = [f"{columns[0]} IS NOT NULL"] if range_.by == "parent_task_id" else []     # its index has no others
+    return there + [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
+                    for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
 
 
 def select_deliveries(of: queries.DeliveryFilter) -> tuple[str, list[str]]:

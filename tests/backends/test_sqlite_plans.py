@@ -35,9 +35,10 @@ RANGES = [("sqlite_autoindex_tasks_1", TaskRange("age"), {}), ("tasks_held", Tas
           ("tasks_status", TaskRange("status"), {"status": "queued"}),
           ("tasks_owner", TaskRange("owner"), {"owner": Principal("agent", "ada")}),
           ("tasks_type", TaskRange("type"), {"type": "demo"}),
+          ("tasks_parent", TaskRange("parent_task_id"), {"parent_task_id": "parent"}),
           ("tasks_type", TaskRange("type", "demo"), {"type_prefix": "de"})]
 EVERY: dict[str, Any] = {"owner": Principal("agent", "ada"), "status": "queued", "held": True, "type": "demo",
-                         "type_prefix": "de", "summary_prefix": "Sum"}
+                         "type_prefix": "de", "summary_prefix": "Sum", "parent_task_id": "parent"}
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_list_is_read_by_the_index_of_what_it_lists(
 def test_a_look_at_each_range_reads_its_index_alone(
         db: sqlite3.Connection, age: tuple[str | None, str | None]) -> None:
     indexes = {"held": "tasks_held", "status": "tasks_status", "type": "tasks_type", "type_prefix": "tasks_type",
-               "summary_prefix": "tasks_summary"}
+               "summary_prefix": "tasks_summary", "parent_task_id": "tasks_parent"}
     for range_ in list_ranges(of := filtered(*age, **EVERY)):
         [step] = plan(db, *select_ids(TENANT, of, range_, 10))
 
