@@ -30,6 +30,7 @@ import asyncgate
 from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
+from asyncgate.backends.postgres import turns
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.erasure_rows import keep_erasure
@@ -48,6 +49,7 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     LeaseCount,
+    LimitUse,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
@@ -79,8 +81,12 @@ from asyncgate.parts.model.stored import (
     Traffic,
     UsageEvent,
     UsageHead,
+    key_of,
 )
+from asyncgate.parts.model.stored_limits import Hold, Limit, RateUse, Turn
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_output import OutputEntry
+from asyncgate.parts.model.stored_types import DeclaredType
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -367,9 +373,10 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     await gate.as_admin().pause_work(type="never", reason=mark)
-    await gate.as_admin().set_limit(name="theirs", overrides={mark: {"weight": 2}})
+    limit = await limit_of(gate, "limit", mark)
+    await gate.create(payload=mark, type="child", parent_task_id=running.task_id)
     bulk = await bulk_of(gate, mark)
-    return {**under(running), **await keys_of(gate, mark), **archived,
+    return {**under(running), **await keys_of(gate, mark), **archived, **limit, "parent_task_id": running.task_id,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting", **bulk,
@@ -383,6 +390,21 @@ async def webhook_of(gate: Gate, webhook_id: str, mark: str = "") -> dict[str, s
         await gate.backend.transact(gate.tenant_id, Needs(), lambda work: keep_webhooks(work, mark, webhook_id))
     page = await gate.as_admin().list_deliveries(webhook_id=webhook_id, limit=1)
     return {"webhook_id": webhook_id, "deliveries_cursor": str(page.next_cursor)}
+
+
+async def limit_of(gate: Gate, name: str, mark: str) -> dict[str, str]:
+    """Let a tenant have a limit, tasks that have ended, count against it and wait for their turn; return its name."""
+    await gate.as_admin().set_limit(name=name, concurrency_total=9, concurrency_per_key=1,
+                                    rate={"count": 9, "seconds": 60}, overrides={mark: {"weight": 2}})
+    for _ in range(3):
+        await gate.create(payload=mark, type="limited", limits={name: "key"})
+    done = await gate.claim("w-limited", accept_types=["limited"])
+    assert done is not None
+    assert await gate.claim("w-limited", accept_types=["limited"]) is None
+    await gate.as_worker("w-limited").complete(**under(done), result=mark, artifacts=FILE, cost=2)
+    assert await gate.claim("w-limited", accept_types=["limited"])
+    assert await gate.claim("w-limited", accept_types=["limited"]) is None
+    return {"limit": name}
 
 
 async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
@@ -403,6 +425,12 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
             "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
             "erasures_cursor": str((await root.list_erasures(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
+
+
+# What goes by itself, or when somebody removes it.
+OVER = [Limit("over", "{}", 0.0, "agent", "ada"), Hold("over", "key", "task", 0.0), RateUse("over", "key", 0.0, 1.0),
+        Turn("0", "{}", 0.0, "idle"), DeclaredType("over", "", None, None, 0.0),
+        OutputEntry("over", "1", "chunk", "null", 0, 0.0)]
 
 
 async def keep_books(gate: Gate, mark: str) -> None:
@@ -427,6 +455,8 @@ async def keep_books(gate: Gate, mark: str) -> None:
         keep_erasure(work, mark)
         work.keep_record(Presence("agent", "gone", None, 0.0, 0.0, 0))
         work.keep_record(Bulk("over", "cancel", "{}", "agent", "ada", 0, False, 0.0, 0.0, ""))
+        for row in OVER:
+            work.keep_record(row)
         keep_webhooks(work, mark)
 
     def take_out(work: Work) -> None:
@@ -441,6 +471,8 @@ async def keep_books(gate: Gate, mark: str) -> None:
             work.drop_record(Consent, "user", "client")
             work.drop_record(Presence, "agent", "gone")
             work.drop_record(Bulk, "over")
+            for row in OVER:
+                work.drop_record(type(row), *key_of(row))
             work.drop_record(Webhook, WEBHOOK_ID)
             work.drop_record(WebhookDelivery, WEBHOOK_ID, "delivery")
 
@@ -515,6 +547,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     assert second is not None
     w = gate.as_worker("w-there")
     created = await w.emit_receipt(receipt_type="schedule.created", schedule_id="s-there", **under(second))
+    await gate.create(type="child-there", payload=mark, parent_task_id=first.task_id)
     bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
     await bob.cancel_task(task_id=ended)
     duty = await gate.receipt(ended, "task.assigned")
@@ -522,6 +555,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             **await bulk_of(gate, mark), **await webhook_of(gate, "webhook-there", mark),
+            **await limit_of(gate, "limit-there", mark), "parent_task_id": first.task_id,
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
             "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
             **await lists_of(gate, "type-there")}
@@ -792,26 +826,31 @@ OFFERED: dict[str, Any] = {
 # How to call an operation so that it names everything it can; others name the ids that they take.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
-    "create_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada"}],
+    "create_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada"},
+                    {"type": "another", "payload": None, "parent_task_id": "{task_id}"}],
     "create_tasks": [{"tasks": [{"type": "another", "payload": None, "idempotency_key": "{key}"}], "agent_id": "ada"}],
     "run_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada",
-                  "wait_seconds": 0}],
-    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}, {"id_prefix": "{task_id}"}],
+                  "wait_seconds": 0}, {"type": "another", "payload": None, "parent_task_id": "{task_id}",
+                                       "wait_seconds": 0}],
+    "list_tasks": [{"created_by": "{agent}"}, {"parent_task_id": "{parent_task_id}"}, {"type": "{type}"},
+                   {"cursor": "{cursor}"}, {"id_prefix": "{task_id}"}],
     "rerun_task": [{"task_id": "{task_id}", "idempotency_key": "{key}"}],
     "pause_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
     "drain_work": [{"type": "paused", "tenant": "{tenant}"}],
     "resume_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
     "list_pauses": [{"tenant": "{tenant}"}],
-    "set_limit": [{"name": "theirs", "concurrency_total": 1, "tenant": "{tenant}"}],
-    "get_limit": [{"name": "theirs", "tenant": "{tenant}"}, {"name": "theirs"}],
+    "set_limit": [{"name": "{limit}", "concurrency_per_key": 1, "tenant": "{tenant}"},
+                  {"name": "{limit}", "overrides": {"some key": {"weight": 2}}}],
+    "get_limit": [{"name": "{limit}", "tenant": "{tenant}"}, {"name": "{limit}"}],
     "list_limits": [{"tenant": "{tenant}"}],
-    "remove_limit": [{"name": "theirs", "tenant": "{tenant}"}, {"name": "theirs"}],
+    "remove_limit": [{"name": "{limit}", "tenant": "{tenant}"}, {"name": "{limit}"}],
     "preview_bulk": [{"action": "cancel", "type": "nothing"}, {"action": "rerun", "created_by": "{agent}"},
                      {"action": "cancel", "id_prefix": "{task_id}"}],
     "run_bulk": [{"confirmation": "{confirmation}"}],
     "get_bulk": [{"bulk_id": "{bulk_id}"}],
     "find_id": [{"part": "{task_id}"}],
-    "search_tasks": [{"payload": "doc:7", "type": "{type}"}, {"created_by": "{agent}"}, {"cursor": "{cursor}"}],
+    "search_tasks": [{"payload": "doc:7", "type": "{type}"}, {"created_by": "{agent}"}, {"cursor": "{cursor}"},
+                     {"parent_task_id": "{parent_task_id}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
@@ -835,7 +874,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_inputs": [{"task_id": "{task_id}"}],
     "record_step": [{**HELD, "seq": 1, "name": "a", "value": 1}, {**MINE, "seq": 1, "name": "a", "value": 1}],
     "list_steps": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
-    "wait_tasks": [{"parent_task_id": "{task_id}"}, {"ids": ["{task_id}"]}],
+    "wait_tasks": [{"parent_task_id": "{parent_task_id}"}, {"ids": ["{task_id}"]}],
     "append_output": [{**HELD, "chunks": ["a"]}, {**MINE, "chunks": ["a"], "position": 0}],
     "read_output": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "after": 1}],
     "list_leases": [{"worker_id": "{worker}"}, {"worker_id": "{worker}", "resumption_id": "{claim}"}],
@@ -1015,7 +1054,7 @@ def test_what_differs_whenever_one_asks_is_taken_out_of_an_answer_however_it_is_
 WRITES = [name for name, op in OPERATIONS.items() if op.kind == "W"]
 READS = sorted(OPERATIONS.keys() - WRITES)
 # What leaves something behind that another answer would show comes behind that one.
-ORDERED = [*READS, *sorted(WRITES, key=lambda name: name != "resume_work")]
+ORDERED = [*READS, *sorted(WRITES, key=lambda name: name not in ("resume_work", "remove_limit"))]
 
 
 @each("operation", ORDERED)
@@ -1257,7 +1296,9 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.backend.page(tenant, WorkerFilter(("", ""), 10, latest=True))
     await gate.backend.page(tenant, UnsentOf(names["task_id"], 10))
     stored = await gate.backend.page(tenant, TaskFilter(None, None, None, None, 10))
-    await gate.backend.page(tenant, AheadOf(stored[0][0].lane, 0, "f", 10))
+    for limits in (None, '{"limit":"key"}'):
+        await gate.backend.page(tenant, AheadOf(stored[0][0].lane, 0, "f", 10, limits))
+        await gate.backend.page(tenant, LimitUse("limit", 10, limits and "key"))
 
 
 async def beat_many(gate: Gate) -> None:
@@ -1304,7 +1345,8 @@ async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour
 
 def never_sent(statements: set[str]) -> set[str]:
     """Name what the backend can send of a tenant and has not sent."""
-    whole = {name: text for name, text in vars(sql).items() if isinstance(text, str) and PREDICATE.search(text)}
+    texts = {**vars(sql), **{name: text for name, text in vars(turns).items() if "{" not in str(text)}}
+    whole = {name: text for name, text in texts.items() if isinstance(text, str) and PREDICATE.search(text)}
     unsent = {name for name, text in whole.items() if not any(text in statement for statement in statements)}
     return unsent | never_loaded(statements) | never_saved(statements)
 
