@@ -209,7 +209,7 @@ class DiskLoad(Load):
 
         def trespass(work: Work) -> None:
             self.gate.backend.db.execute(  # type: ignore[attr-defined]
-                "INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]')")
+                "INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]', NULL)")
         while not self.stopping:
             await client.ask("health")
             with contextlib.suppress(errors.GateError, OSError):

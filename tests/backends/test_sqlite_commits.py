@@ -66,7 +66,7 @@ async def test_a_refused_batch_leaves_nothing_and_takes_nothing_along(gate: Gate
     backend = backend_of(gate)
 
     def trespass(work: Work) -> None:
-        backend.db.execute("INSERT INTO lanes VALUES (?, 1, 'theirs', '[]')", (neighbour.tenant_id,))
+        backend.db.execute("INSERT INTO lanes VALUES (?, 1, 'theirs', '[]', NULL)", (neighbour.tenant_id,))
 
     for _ in range(2):
         with pytest.raises(Refused):
@@ -85,7 +85,7 @@ async def test_batches_beside_a_refused_one_are_stored(gate: Gate) -> None:
     backend = backend_of(gate)
 
     def trespass(work: Work) -> None:
-        backend.db.execute("INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]')")
+        backend.db.execute("INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]', NULL)")
     outcomes = await asyncio.gather(*(gate.create() for _ in range(3)), backend.transact(TENANT, Needs(), trespass),
                                     *(Gate(gate.engine, str(uuid.uuid4())).create() for _ in range(3)),
                                     return_exceptions=True)
