@@ -216,7 +216,7 @@ def judge_values(values: list[tuple[Checker, bytes, str]]) -> dict[tuple[str, st
 
 
 async def declare_type(engine: Engine, caller: Caller, ask: wire_types.DeclareType) -> wire_types.TypeRecord:
-    """Declare what a type of tasks does, which payloads it takes and which results it gives, for agents that order it.
+    """Declare what a type of tasks does, which payloads it takes and which results it gives, for agents.
 
     What is absent stays as it was declared before; an empty schema takes anything.  From then on create_task refuses a
     payload that does not fit (payload_invalid), and complete a result (result_invalid), unless the tenant only warns.
@@ -272,7 +272,7 @@ def require_typed(engine: Engine) -> Typed:
 
 
 async def remove_type(engine: Engine, caller: Caller, ask: wire_types.RemoveType) -> wire.Ok:
-    """Remove what is declared of a type: nothing is held to it any more, and list_types shows it while it is served."""
+    """Remove what is declared of a type: nothing is held to it any more; list_types shows it while it is served."""
     require_type(caller, ask.type)
 
     def decide(work: Work) -> wire.Ok:
