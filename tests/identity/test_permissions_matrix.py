@@ -32,7 +32,7 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
                   "list_workers", "list_queues", "get_queue",
                   "pause_work", "drain_work", "resume_work", "list_pauses",
-                  "set_limit", "get_limit", "list_limits", "remove_limit",
+                  "set_limit", "get_limit", "list_limits", "remove_limit", "set_type_policy",
                   "preview_bulk", "run_bulk", "get_bulk",
                   "register_client", "list_clients", "change_client", "remove_client",
                   "revoke_token", "list_signing_keys", "erase_principal", "erase_tenant", "list_erasures",
