@@ -462,7 +462,7 @@ class History:
     def _limits_in_force(self) -> Iterator[tuple[str, dict[str, Any], float, float]]:
         """Yield a limit, what it allows, since when that surely holds, and until when."""
         changes = [call for call in self.calls
-                   if call.operation in ("set_limit", "remove_limit") and call.error is None]
+                   if call.operation in ("set_limit", "remove_limit") and (call.reply is not None or call.unknown)]
         for call in changes:
             others = [other for other in changes if other is not call and other.ask["name"] == call.ask["name"]]
             beside = any(other.started < call.ended and (other.unknown or other.ended > call.started)

@@ -699,7 +699,8 @@ def test_the_checker_does_not_change_what_it_checks() -> None:
     assert f.calls == before
 
 
-def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False) -> list[str]:
+def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False,
+            error: str | None = None) -> list[str]:
     """Judge two leases of tasks with one limit that live at once, or one after the other."""
     f = Forgery()
     terms: dict[str, Any] = {"concurrency_per_key" if key else "concurrency_total": most}
@@ -714,7 +715,7 @@ def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, be
         f.lease(name, f"{name}-a", 1, "live")
         f.end.holds |= {("openai", of, name)} if holds else set()
         if between:
-            f.call("set_limit", "root", {}, name="openai", concurrency_total=9)
+            f.call("set_limit", "root", None if error else {}, error, name="openai", concurrency_total=9)
     return [found for found in violations(f.calls, f.final) if found.startswith("LIMITS")]
 
 
@@ -724,4 +725,6 @@ def test_leases_beyond_a_limit_and_slots_that_leak_are_found() -> None:
     assert [text for text in limited(1, key="a", other="a") if "allows 1" in text]
     assert limited(1, key="a", other="b") == []
     assert limited(1, between=True) == []       # it was set again meanwhile
+    assert limited(1, between=True, error="database_unavailable") == []     # or may have been
+    assert [text for text in limited(1, between=True, error="forbidden") if "allows 1" in text]
     assert [text for text in limited(2, holds=False) if "counts against" in text]
