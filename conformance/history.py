@@ -452,12 +452,17 @@ class History:
                 for pair in read_limits(task.limits)}
         yield from (f"task {task_id} counts against limit {name} ({key}) and has no lease, or the other way round"
                     for name, key, task_id in sorted(live ^ self.end.holds))
+        begun: dict[tuple[str, Any], float] = {}    # a claim, first tried: that may have granted what a repeat shows
+        for call in (call for call in self.calls if call.operation == "lease_next"):
+            place = call.by, call.ask.get("claim_id", id(call))
+            begun[place] = min(call.started, begun.get(place, call.started))
         for name, rules, since, until in self._limits_in_force():
             leases = [held for held in self.held.values() if held.task_id in self.end.tasks and name in dict(
                 read_limits(self.end.tasks[held.task_id].limits))]
             for held in leases:
-                if since <= held.granted.started and held.granted.ended <= until:
-                    yield from self._find_excess(name, rules, held, leases)
+                first = begun[held.granted.by, held.granted.ask.get("claim_id", id(held.granted))]
+                if since <= first and held.granted.ended <= until:
+                    yield from self._find_excess(name, rules, held, leases, first)
 
     def _limits_in_force(self) -> Iterator[tuple[str, dict[str, Any], float, float]]:
         """Yield a limit, what it allows, since when that surely holds, and until when."""
@@ -471,11 +476,12 @@ class History:
                 later = (other.started for other in others if other.started >= call.ended)
                 yield call.ask["name"], call.ask, call.ended, min(later, default=float("inf"))
 
-    def _find_excess(self, name: str, rules: dict[str, Any], held: Held, leases: list[Held]) -> Iterator[str]:
-        """Find that a lease was granted while others had taken all that a limit allows."""
+    def _find_excess(self, name: str, rules: dict[str, Any], held: Held, leases: list[Held],
+                     first: float) -> Iterator[str]:
+        """Find that a lease was granted, at the first try or later, while others had taken all that a limit allows."""
         key = dict(read_limits(self.end.tasks[held.task_id].limits))[name]
         beside = [other for other in leases if other.granted is held.granted or (
-            other.granted.ended <= held.granted.started and self._find_sure_end(other) >= held.granted.ended)]
+            other.granted.ended <= first and self._find_sure_end(other) >= held.granted.ended)]
         alike = [other for other in beside if (name, key) in read_limits(self.end.tasks[other.task_id].limits)]
         own = (rules.get("overrides") or {}).get(key, {})
         per_key = own.get("concurrency_per_key", rules.get("concurrency_per_key"))

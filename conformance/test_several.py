@@ -22,6 +22,7 @@ from asyncgate.conformance.verify import verify
 
 pytestmark = pytest.mark.anyio
 PROCESSES, TASKS_PER_ROUND = 4, 200
+TRACE_LINES = 60        # of a traceback, behind the line that says what failed
 HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
 
 
@@ -34,6 +35,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
+
+
+TRACE_LINES = 60        # of a traceback, behind the line that says what failed
 
 
 class Fleet:
@@ -92,9 +96,10 @@ async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
     numbers = f"{kills} kills, {len(load.calls)} operations, {unanswered} unanswered, {len(load.made)} tasks"
     record_property("crashes", numbers)
     print(numbers)
+    assert [server.lines[at:at + TRACE_LINES] for server in gates.servers
+            for at, line in enumerate(server.lines) if " ERROR " in line] == []
     assert wrong == [], f"seed {seed}"
     assert statuses == [0] * PROCESSES
-    assert [line for server in gates.servers for line in server.lines if " ERROR " in line] == []
 
 
 async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_another(database: str) -> None:

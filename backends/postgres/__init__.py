@@ -476,9 +476,10 @@ class Postgres(pages.Pages):
         self.ahead, asked.flight.search.seconds = head.clock - self.skew - elapsed(), head.seconds
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
-            lanes = self.lanes[tenant_id] = Lanes()
+            lanes = Lanes()
             for lane, type, capabilities, pattern in await db.fetch(sql.LANES, tenant_id):
                 lanes.learn(lane, type, json.loads(capabilities), pattern)
+            self.lanes[tenant_id] = lanes       # now, because another batch would take an empty cache for an empty gate
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
         work.limiting.patterns = lanes.patterns
         for row in await self._with_progress(db, tenant_id, named):

@@ -700,16 +700,18 @@ def test_the_checker_does_not_change_what_it_checks() -> None:
 
 
 def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False,
-            error: str | None = None) -> list[str]:
+            error: str | None = None, tried: bool = False) -> list[str]:
     """Judge two leases of tasks with one limit that live at once, or one after the other."""
     f = Forgery()
+    if tried:       # and perhaps granted before there was a limit: the answer was lost
+        f.call("lease_next", "w1", claim_id="c-u")
     terms: dict[str, Any] = {"concurrency_per_key" if key else "concurrency_total": most}
     f.call("set_limit", "root", {}, name="openai", **terms)
     for name, of in (("t", key), ("u", other)):
         f.call("create_task", "ada", {"task_id": name, "status": "queued"})
         f.receipt(f"{name}-1", "task.assigned", name, "ada", "ada")
         f.end.obligations.add(f"{name}-1")
-        f.call("lease_next", "w1", {"tasks": [offer(name, f"{name}-a", 1, f.clock + 600)]})
+        f.call("lease_next", "w1", {"tasks": [offer(name, f"{name}-a", 1, f.clock + 600)]}, claim_id=f"c-{name}")
         f.receipt(f"{name}-2", "task.accepted", name, "w1", lease=f"{name}-a", parents=(f"{name}-1",), fence=1)
         f.task(name, status="leased", fence=1, limits=f'{{"openai":"{of}"}}')
         f.lease(name, f"{name}-a", 1, "live")
@@ -724,6 +726,7 @@ def test_leases_beyond_a_limit_and_slots_that_leak_are_found() -> None:
     assert [text for text in limited(1) if "allows 1" in text]
     assert [text for text in limited(1, key="a", other="a") if "allows 1" in text]
     assert limited(1, key="a", other="b") == []
+    assert limited(1, tried=True) == []
     assert limited(1, between=True) == []       # it was set again meanwhile
     assert limited(1, between=True, error="database_unavailable") == []     # or may have been
     assert [text for text in limited(1, between=True, error="forbidden") if "allows 1" in text]
