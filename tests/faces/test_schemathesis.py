@@ -54,11 +54,13 @@ BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has t
                  "a program with a metadata document has no secret",
                  # People and sessions are named by exactly one of several fields.
                  "send either token_id or access_token", "this credential is nobody's own",
-                 "principal_id is missing: name the principal to export")
+                 "principal_id is missing: name the principal to export",
+                 "wait_tasks takes ids, or parent_task_id",
+                 "payload_schema", "result_schema", "the names and keys of a task's limits have")
 BEYOND_PATTERNS = ("alone names nobody", ": a request names one principal, and one session of it",
                    "is not an e-mail address in ASCII", "so there is nothing to pin",
                    "is not a time between 1970 and 9999", "has passed; say a later time",
-                   "Expected a name without invisible characters")
+                   "has no limit ", "Expected a name without invisible characters")
 NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
 # Each item of a batch is answered by itself, so the whole is 200.
 BATCHES = {"POST /v1/import/receipts", "POST /v1/tasks/batch", "POST /v1/tasks/complete-batch",
