@@ -194,6 +194,7 @@ async def known(served: Any) -> dict[str, Any]:
         "task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty,
         "tenant": str(UUID(int=7)), "principal_id": "x", "part": offer["task_id"][-12:], "schedule_id": "nightly",
         "queue_id": (await reply(served, "rest", "list_queues"))["queues"][0]["queue_id"],
+        "name": (await reply(served, "rest", "set_limit", name="openai", concurrency_total=10))["name"], "type": "demo",
         "confirmation": preview["confirmation"],
         "bulk_id": (await reply(served, "rest", "run_bulk", confirmation=preview["confirmation"]))["bulk_id"],
         "client_id": (await reply(served, "rest", "register_client", **program))["client_id"],
@@ -461,8 +462,9 @@ TRICKS = ["..", ".", "../..", "a/b", "%2e%2e", "%00", "a;b=c", "' OR '1", "%", "
 
 
 BY_ID = [name for name, op in OPERATIONS.items() if "{" in op.rest[0][1]]
-UNKNOWN = {f"{kind}_not_found" for kind in ("bulk", "client", "key", "queue", "receipt", "schedule", "task", "tenant",
-                                            "user", "webhook")}
+UNKNOWN = {f"{kind}_not_found" for kind in ("bulk", "client", "key", "limit", "queue", "receipt", "schedule", "task",
+                                            "tenant", "type", "user", "webhook")}
+NOTHING = {"find_id": '"found":[]', "remove_limit": '"removed":false'}     # what is said of an id that nothing has
 
 
 @tongues
@@ -475,8 +477,8 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(
     async with served.unchanged():
         for trick in TRICKS:
             answer = await asked(served, tongue, name, {**fields, carried: trick})
-            if name == "find_id" and not code_of(answer):       # which searches: what no id contains finds nothing
-                assert '"found":[]' in answer.content.decode().replace("\\", "").replace(" ", ""), (trick, answer)
+            if name in NOTHING and not code_of(answer):
+                assert NOTHING[name] in answer.content.decode().replace("\\", "").replace(" ", ""), (trick, answer)
                 continue
             assert code_of(answer) in {"invalid_request", "lease_invalid_or_expired", *UNKNOWN}, trick
 
