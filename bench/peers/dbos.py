@@ -20,10 +20,10 @@ async def open_peer(url: str, clients: int) -> AsyncIterator[child.Modes]:
     DBOS(config={"name": "bench", "system_database_url": url, "sys_db_pool_size": min(clients + 2, MOST_CONNECTIONS),
                  "log_level": "ERROR"})
 
-    @DBOS.workflow()
-    async def work(payload: Any) -> dict[str, bool]:
+    async def run(payload: Any) -> dict[str, bool]:
         return {"ok": True}
 
+    work = DBOS.workflow()(run)
     DBOS.launch()
     payload = json.loads(child.PAYLOAD)
 
