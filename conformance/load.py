@@ -250,7 +250,8 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
-                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK, *[self.limiter()] * CAN_LIMIT]
+                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK,
+                     *([self.limiter()] if getattr(self.server, "sets_limits", CAN_LIMIT) else [])]
         under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
             yield
