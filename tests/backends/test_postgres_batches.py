@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -16,20 +15,12 @@ from asyncgate.backends.postgres import Postgres, Queues, commit, open_backend, 
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.pipeline import Connection
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import LeaseNext
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if POSTGRES not in urls(request.config):
-        pytest.skip("of the Postgres backend")
-    return database_of(POSTGRES, request.config, tmp_path)
 
 
 @pytest.fixture

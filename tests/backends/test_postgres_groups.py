@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -18,7 +17,6 @@ from asyncgate.backends.postgres import Postgres, open_backend
 from asyncgate.backends.postgres.groups import GROUPS, Flight
 from asyncgate.backends.postgres.pipeline import Connection
 from asyncgate.conformance.harness import Gate
-from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
@@ -27,13 +25,6 @@ from tests.support.patience import PATIENCE_SECONDS
 pytestmark = pytest.mark.anyio
 TENANTS = 8
 LOCK = "SELECT FROM asyncgate.states WHERE tenant_id = $1 FOR UPDATE"
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if POSTGRES not in urls(request.config):
-        pytest.skip("of the Postgres backend")
-    return database_of(POSTGRES, request.config, tmp_path)
 
 
 @pytest.fixture
