@@ -157,6 +157,8 @@ WAITING_LANES = """
     WHERE l.tenant_id = ? AND l.pattern IS NOT NULL"""
 COUNT_KEY_HOLDS = """
     SELECT count(*) FROM (SELECT 1 FROM holds WHERE tenant_id = ? AND limit_name = ? AND limit_key = ? LIMIT ?)"""
+# After a limit was lowered there are more leases than it allows, and those that end in this batch make no room.
+ALL_HOLDS = -1
 PLACES = f"SELECT -t.priority, t.task_id FROM tasks AS t {IN_QUEUE}"
 # In the order of the ids, which the CROSS JOIN keeps: an ORDER BY would read all payloads before the first row.
 HEADS_BY_ID = QUEUED_TASK.replace("FROM tasks AS t", """FROM json_each(?2) AS i
@@ -568,16 +570,16 @@ class SqliteTables(pages.Pages):
     def _load_limit(self, work: Work, name: str) -> None:
         for row in self.db.execute(RECORD[stored_limits.Limit], (work.tenant_id, name)):
             work.load_record(stored_limits.Limit(*row))
-        if (most := work.limiting.find_most(name)) is not None:
-            number = self.db.execute(COUNT_HOLDS, (work.tenant_id, name, most)).fetchone()[0]
+        if work.limiting.find_most(name) is not None:
+            number = self.db.execute(COUNT_HOLDS, (work.tenant_id, name, ALL_HOLDS)).fetchone()[0]
             work.limiting.held[name, None] = number
 
     def _load_key(self, work: Work, name: str, key: str) -> None:
         """Load how many leases there are under a key, and what it has used of its rate, if a rule asks for it."""
         if (name, key) in work.limiting.held:
             return
-        if (most := work.limiting.find_most(name, key)) is not None:
-            number = self.db.execute(COUNT_KEY_HOLDS, (work.tenant_id, name, key, most)).fetchone()[0]
+        if work.limiting.find_most(name, key) is not None:
+            number = self.db.execute(COUNT_KEY_HOLDS, (work.tenant_id, name, key, ALL_HOLDS)).fetchone()[0]
             work.limiting.held[name, key] = number
         if work.limiting.find_rules(name).find_rate(key) is not None:
             for row in self.db.execute(RECORD[stored_limits.RateUse], (work.tenant_id, name, key)):

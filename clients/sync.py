@@ -49,14 +49,16 @@ class LoopThread(Generic[T]):
 
     def _start(self) -> T:
         # Made here: of a thread from before a fork, Python says in the child that it has ended.
-        self.opened, self.left, self.pid = Future(), Future(), os.getpid()
+        self.opened, self.left, self.pid = Future(), Future(), 0
         self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
         self.thread.start()
         try:
-            return self.opened.result()
+            opened = self.opened.result()
         except BaseException:
             self._leave()
             raise
+        self.pid = os.getpid()      # last: other threads do not take the lock once they see it
+        return opened
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._leave()
@@ -109,7 +111,6 @@ class LoopThread(Generic[T]):
             with contextlib.suppress(RuntimeError):     # the loop may have ended
                 self.loop.call_soon_threadsafe(call.give_up)
             raise
-
 
     def iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
         """Yield what an asynchronous iterator yields."""

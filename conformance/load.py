@@ -251,7 +251,7 @@ class Load:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
                      self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK,
-                     *([self.limiter()] if getattr(self.server, "sets_limits", CAN_LIMIT) else [])]
+                     *([self.limiter()] if CAN_LIMIT else [])]
         under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
             yield

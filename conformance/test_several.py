@@ -43,9 +43,6 @@ TRACE_LINES = 60        # of a traceback, behind the line that says what failed
 class Fleet:
     """Several servers that look like one to a client, which uses any live one."""
 
-    # Open: when several gates are killed, the checker says that leases exceed a limit; which is wrong is not known.
-    sets_limits = False
-
     def __init__(self, servers: list[GateServer], seed: int) -> None:
         self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
         self.up = asyncio.Event()

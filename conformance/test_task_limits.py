@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -162,6 +163,28 @@ async def test_a_limit_is_changed_at_run_time(gate: harness.Gate) -> None:
 
     assert len(await claim(gate, 10)) == 3
     assert [row.name for row in (await admin.list_limits()).limits] == []
+
+
+@pytest.mark.parametrize(("limits", "rules"), [
+    ({"openai": ""}, {"concurrency_total": 1}),
+    ({"openai": ""}, {"concurrency_per_key": 1}),
+    ({"openai": "a"}, {"concurrency_per_key": 1}),
+    ({"openai": "a"}, {"overrides": {"a": {"concurrency_per_key": 1}}}),
+])
+async def test_leases_that_end_make_no_room_below_a_lowered_limit(
+        gate: harness.Gate, limits: dict[str, str], rules: dict[str, Any]) -> None:
+    for _ in range(9):
+        await gate.create(limits=limits)
+    offers = await claim(gate, 6)
+    await gate.as_admin().set_limit(name="openai", **rules)
+
+    claims = list[Any]()
+    for offer in offers[:5]:    # the end of a lease and a claim are decided in one batch
+        _, given = await asyncio.gather(complete(gate, offer), claim(gate, 3))
+        claims += given
+
+    assert claims == []
+    assert await held(gate) == 1
 
 
 async def test_get_limit_shows_who_holds_it_and_how_many_wait(gate: harness.Gate) -> None:

@@ -59,11 +59,12 @@ OPEN_DUE = AGAIN.format(which="""
 CORRECT = """
 UPDATE asyncgate.rate_uses SET used = greatest(0, used + $4)
 WHERE tenant_id = $1 AND limit_name = $2 AND limit_key = $3"""
-# Leases are counted as far as a rule asks for it.
+# Leases are counted where a rule asks for it, and all of them: after a limit was lowered there are more than it allows,
+# and those that end in this batch make no room.
 HELD_LIMITS = f"""
 SELECT {listed(typed(stored_limits.Limit), 'l.')}, (
     SELECT count(*) FROM (SELECT FROM asyncgate.holds WHERE tenant_id = $1 AND limit_name = l.name
-                          LIMIT coalesce((l.rules::json->>'concurrency_total')::bigint, 0)) AS h)
+                          LIMIT CASE WHEN l.rules::json->>'concurrency_total' IS NULL THEN 0 END) AS h)
 FROM unnest($2::text[]) AS n (name), LATERAL (
     SELECT * FROM asyncgate.limits WHERE tenant_id = $1 AND name = n.name LIMIT 1) AS l"""
 TURNS = f"""(SELECT t.* FROM unnest($2::text[]) AS w (lane), LATERAL (
@@ -78,8 +79,8 @@ JOIN LATERAL (SELECT rules::json AS rules FROM asyncgate.limits WHERE tenant_id 
     ON true
 LEFT JOIN LATERAL (SELECT count(*) AS number FROM (
     SELECT FROM asyncgate.holds WHERE tenant_id = $1 AND limit_name = k.name AND limit_key = k.key
-    LIMIT coalesce((l.rules->'overrides'->k.key->>'concurrency_per_key')::bigint,
-                   (l.rules->>'concurrency_per_key')::bigint, 0)) AS h) AS h ON true
+    LIMIT CASE WHEN coalesce(l.rules->'overrides'->k.key->>'concurrency_per_key',
+                             l.rules->>'concurrency_per_key') IS NULL THEN 0 END) AS h) AS h ON true
 LEFT JOIN LATERAL (SELECT {listed(typed(stored_limits.RateUse))} FROM asyncgate.rate_uses
                    WHERE tenant_id = $1 AND limit_name = k.name AND limit_key = k.key LIMIT 1) AS u ON true"""
 # A turn with a task that others have locked is not known to be empty.  One that has just changed is left by the rules.

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -524,6 +524,32 @@ def test_the_first_call_opens_a_blocking_client_and_close_closes_it(served: Sync
     client.close()
     with pytest.raises(RuntimeError, match="is closed"):
         client.speaking_as(agent_id="bob").health()
+
+
+def test_a_call_waits_for_the_opening_that_another_thread_has_begun() -> None:
+    begun, go, order = threading.Event(), threading.Event(), list[str]()
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[None]:
+        begun.set()
+        await asyncio.to_thread(go.wait)
+        order.append("opened")
+        yield
+
+    async def call() -> None:
+        order.append("called")
+
+    loop_thread = LoopThread(opening())
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(loop_thread.run, call())
+        assert begun.wait(PATIENCE_SECONDS)
+        second = threads.submit(loop_thread.run, call())
+        wait([second], timeout=0.1)     # it would go by in a moment if it did not wait
+        go.set()
+        first.result(), second.result()
+    loop_thread.__exit__(None, None, None)
+
+    assert order == ["opened", "called", "called"]
 
 
 def test_a_blocking_client_that_was_never_used_can_be_closed(served: SyncTestGate) -> None:
