@@ -391,6 +391,23 @@ class Handle:
             last = now
             await asyncio.sleep(http.SHORT_PAUSE)
 
+    async def stream(self, after: int = 0) -> AsyncIterator[Any]:
+        """Yield what the worker prints and streams, as it comes, until the task has ended.
+
+        `after` is the offset of an entry of `read_output`, behind which this begins.
+        """
+        while True:
+            page = await self.gate.call("read_output", task_id=self.task_id, after=after,
+                                        wait_seconds=LONG_POLL_SECONDS)
+            for entry in page["entries"]:
+                if "chunk" in entry:
+                    yield entry["chunk"]
+            if page["ended"]:
+                return
+            if page["after"] == after:
+                await asyncio.sleep(http.SHORT_PAUSE)       # a gate that is stopping answers at once
+            after = page["after"]
+
     async def cancel(self, reason: str | None = None) -> bool:
         """Cancel the task; return whether its status is canceled now: False if the task had already ended."""
         return (await self.gate.cancel_task(self.task_id, reason=reason)).status == "canceled"

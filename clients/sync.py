@@ -251,6 +251,10 @@ class SyncHandle:
         """Yield the task now, and after each change of its status, hold or progress, until it has ended."""
         return self.loop_thread.iterate(self.handle.updates())
 
+    def stream(self, after: int = 0) -> Iterator[Any]:
+        """Yield what the worker prints and streams, as it comes, until the task has ended."""
+        return self.loop_thread.iterate(self.handle.stream(after))
+
     def task(self) -> operations.TaskRecord:
         """Return the whole task."""
         return self.loop_thread.run(self.handle.task())

@@ -197,6 +197,8 @@ class Job:
             self.save(checkpoint)
 
         def ask() -> Any:
+            if self.has_printed:
+                self._printer.flush()       # the question may end the lease
             return pick(asking.ask(keep_lease))
         return run_in_thread(ask) if is_in_loop() else ask()
 

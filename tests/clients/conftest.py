@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 SOURCE = Path(__file__).parents[2] / "clients" / "typescript"
 # What it is used with in the tests; it needs none of them.
-BESIDE = ("ai@7.0.173", "jsdom@26.1.0", "react@19.2.7", "react-dom@19.2.7", "valibot@1.5.0", "zod@4.6.7")
+BESIDE = ("ai@7.0.173", "esbuild@0.28.2", "react@19.2.7", "react-dom@19.2.7", "valibot@1.5.0", "zod@4.6.7")
 
 
 class Package:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,8 @@ def test_a_second_attempt_may_succeed_and_comes_when_the_worker_says(story: Stor
 
 
 def test_a_payload_of_another_shape_fails_the_task_at_once(story: Story) -> None:
-    assert story.run("typed", 2) == 3
-    assert story.fail("typed", "two", max_attempts=5)["code"] == "invalid_payload"
+    assert story.run("typed", "2026-01-02") == 2
+    assert story.fail("typed", "tomorrow", max_attempts=5)["code"] == "invalid_payload"
 
 
 def test_a_result_that_json_cannot_express_fails_the_task(story: Story) -> None:
@@ -287,6 +288,69 @@ def test_progress_and_checkpoint_are_seen_while_the_work_goes_on(story: Story) -
 
 def test_updates_end_with_the_task(story: Story) -> None:
     assert story.get("updates", task_id=story.submit("echo", 1))[-1] == "succeeded"
+
+
+# Output.
+
+
+def test_what_a_worker_prints_and_streams_stands_before_its_end_and_is_read_from_anywhere(story: Story) -> None:
+    task_id = story.submit("talk", "it")
+
+    whole = story.get("stream", task_id=task_id)
+
+    assert whole[:3] == ["thinking about it\n", "a ", "fox"]
+    assert "".join(whole[3:]) == "😀" * 9000 + "\n"
+    entries = story.raw.call("read_output", task_id=task_id, principal_kind="agent", principal_id="ada")["entries"]
+    third = next(entry["offset"] for entry in entries if entry.get("chunk") == "fox")
+    assert story.get("stream", task_id=task_id, after=third) == whole[3:]
+
+
+def test_who_follows_output_sees_each_chunk_once_through_a_restart_of_the_gate(story: Story) -> None:
+    task_id = story.submit("talk", "on")
+    with ThreadPoolExecutor(1) as beside:
+        following = beside.submit(story.get, "stream", task_id=task_id)
+        story.notes("all", "talks on")
+        port = story.gate.port
+        story.gate.kill()
+        story.gate = Live(*SETTINGS, database=story.database, port=port)
+        (story.folder / "all.go").touch()
+
+        assert "".join(following.result()) == "thinking about on\na fox" + "😀" * 9000 + "\n"
+
+
+# Limits, families, types.
+
+
+def test_a_task_waits_while_its_limit_is_reached_and_comes_when_that_ends(story: Story) -> None:
+    story.get("call", operation="set_limit", name="seat", concurrency_per_key=1)
+    first = story.submit("progress", limits={"seat": "7"})
+    assert story.get("first", task_id=first, progress=True)["status"] == "running"
+    second, other = (story.submit("echo", seat, limits={"seat": seat}) for seat in ("7", "8"))
+
+    assert story.get("result", task_id=other) == "8"
+    assert story.task(second)["status"] == "queued"
+    story.get("cancel", task_id=first)
+    assert story.get("result", task_id=second) == "7"
+
+
+def test_a_task_waits_for_its_children_without_a_lease_and_learns_how_each_has_ended(story: Story) -> None:
+    task_id = story.submit("family", [1, 2, 0], max_attempts=1)
+
+    assert story.get("result", task_id=task_id) == ["failed", "succeeded", "succeeded"]
+    assert story.task(task_id)["children"]["open"] == 0
+
+
+def test_a_payload_that_does_not_fit_what_its_worker_has_declared_is_refused_when_the_task_is_created(
+        story: Story) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not (types := [served for served in story.get("call", operation="list_types")["types"]
+                         if served["type"] == "declared" and "description" in served]):
+        assert time.monotonic() < until
+    refused = story.do("submit", type="declared", payload={"number": "x"})
+
+    assert types[0]["description"] == "Read a page."
+    assert (refused["error"], refused["code"]) == ("Refusal", "payload_invalid")
+    assert story.run("declared", {"number": 7}) == 7
 
 
 # Steps, parks, questions.

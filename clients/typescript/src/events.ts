@@ -1,7 +1,7 @@
 /** The stream of receipts and changes: server-sent events over fetch. */
 import { NotAGate, Unreachable } from "./errors.js";
 import { isTemporary, pauseAfter, sleep, type Connection } from "./http.js";
-import type { ChangeRecord, ReceiptRecord } from "./operations.js";
+import type { ChangeRecord, EntryRecord, ReceiptRecord } from "./operations.js";
 
 /** What a stream follows, and from where. */
 export interface FollowOptions {
@@ -47,6 +47,25 @@ export async function* follow(connection: Connection, options: FollowOptions = {
   }
 }
 
+/** Follow the output of a task until it has ended; a connection that breaks is opened again behind the last entry. */
+export async function* followOutput(connection: Connection, path: string, after: number, signal?: AbortSignal): AsyncGenerator<EntryRecord, void, undefined> {
+  for (let last = after, failures = 0; !signal?.aborted;) {
+    try {
+      for await (const block of readBlocks(connection, path, last ? String(last) : undefined, signal)) {
+        failures = 0;
+        if (block.type === "end") return;
+        const entry = JSON.parse(block.data) as EntryRecord;
+        last = entry.offset;
+        yield entry;
+      }
+    } catch (error) {
+      if (signal?.aborted) return;
+      if (!isTemporary(error)) throw error;
+    }
+    await sleep(pauseAfter(++failures, 0.5), signal);
+  }
+}
+
 interface Block { type: string; data: string; id: string }
 
 async function* readBlocks(connection: Connection, path: string, last: string | undefined, signal: AbortSignal | undefined): AsyncGenerator<Block> {
@@ -55,6 +74,7 @@ async function* readBlocks(connection: Connection, path: string, last: string | 
   signal?.addEventListener("abort", pass);
   try {
     const response = await connection.open(path, { headers: { accept: "text/event-stream", ...(last && { "last-event-id": last }) } }, { seconds: Infinity, signal: quiet.signal });
+    if (response.status === 204) return yield { type: "end", data: "", id: "" };     // nothing comes any more
     if (response.headers.get("content-type") !== "text/event-stream" || !response.body) {
       await connection.readRefusal(response);
       throw new NotAGate(connection.url, "it does not answer with a stream of events");

@@ -1,9 +1,9 @@
 /** The client: hand over work and get its result, even if the gate or a worker restarts meanwhile. */
 import { TaskCanceled, TaskFailed, Unreachable, NotAGate, WaitTimeout } from "./errors.js";
-import { follow, type FollowOptions, type GateEvent } from "./events.js";
+import { follow, followOutput, type FollowOptions, type GateEvent } from "./events.js";
 import { Connection, isTemporary, pauseAfter, sleep, type CallOptions, type ConnectOptions } from "./http.js";
 import { CALLS, LISTED, OperationMethods } from "./operations.js";
-import type { Answered, CreateTask, InputAction, InputRecord, Lists, OperationName, Operations, Status, TaskRecord } from "./operations.js";
+import type { Answered, CreateTask, EntryRecord, InputAction, InputRecord, Lists, OperationName, Operations, Status, TaskRecord } from "./operations.js";
 import { parse, type StandardSchema } from "./schema.js";
 
 /** How to reach a gate, and who calls if the credential does not say it. */
@@ -15,11 +15,13 @@ export interface GateOptions extends ConnectOptions {
 }
 
 /** Terms of a task, besides its type and payload. */
-export interface SubmitOptions extends Omit<Partial<CreateTask>, "type" | "payload" | "requirements" | "idempotency_key"> {
+export interface SubmitOptions extends Omit<Partial<CreateTask>, "type" | "payload" | "requirements" | "idempotency_key" | "parent_task_id"> {
   /** Names the request: the same key again returns the first task. */
   key?: string;
   /** Capabilities that a worker must have. */
   needs?: readonly string[];
+  /** The task whose child it is: its id, its handle, or the job of its worker. */
+  parent?: string | { readonly taskId: string };
   /** Ends the call; the task may have been created. */
   signal?: AbortSignal;
 }
@@ -29,6 +31,13 @@ export interface WaitOptions {
   /** Give up after so many seconds, with WaitTimeout; the task goes on. Default: never. */
   timeoutSeconds?: number;
   /** Stop waiting; the task goes on. */
+  signal?: AbortSignal;
+}
+
+/** From where to follow the output of a task. */
+export interface OutputOptions {
+  /** Go on behind the entry with this offset; default: from the beginning. */
+  after?: number;
   signal?: AbortSignal;
 }
 
@@ -59,9 +68,10 @@ export class Gate extends OperationMethods {
 
   /** Create a task; a repeated `key` returns the handle of the first one. Its worker stores the result in the gate. */
   async submit<Result = unknown>(type: string, payload: unknown, options: SubmitOptions = {}): Promise<Handle<Result>> {
-    const { key, needs, signal, ...terms } = options;
+    const { key, needs, parent, signal, ...terms } = options;
     const made = await this.createTask({
       result_delivery: "inline", ...terms, type, payload: payload ?? null, ...(key !== undefined && { idempotency_key: key }),
+      ...(parent !== undefined && { parent_task_id: typeof parent === "string" ? parent : parent.taskId }),
       ...(needs?.length && { requirements: { capabilities: [...needs] } }) }, signal && { signal });
     return new Handle<Result>(this, made.task_id, made.payload_differs ?? false, made.warnings ?? []);
   }
@@ -97,6 +107,7 @@ export class Gate extends OperationMethods {
   }
 }
 
+// Who calls, for a credential that names nobody.
 function nameCaller({ agentId, workerId }: Gate, operation: OperationName, fields: object): Record<string, string> {
   const caller = CALLS[operation][3];
   if (CALLER_FIELDS.some(name => (fields as Record<string, unknown>)[name] != null)) return {};
@@ -164,6 +175,17 @@ export class Handle<Result = unknown> {
       if (Date.now() - asked > 500 * LONG_POLL_SECONDS) pauses = 0;
       await sleep(Math.min(least + pauseAfter(pauses + 1), (until - Date.now()) / 1000), signal);
     }
+  }
+
+  /** What the worker prints and streams, as it comes, until the task has ended; a gate that restarts does not end it. */
+  async *stream(options: OutputOptions = {}): AsyncGenerator<unknown, void, undefined> {
+    for await (const entry of this.output(options)) if ("chunk" in entry) yield entry.chunk;
+  }
+
+  /** The same with the offset of each chunk, and with the changes of the task's state between them. */
+  output({ after = 0, signal }: OutputOptions = {}): AsyncGenerator<EntryRecord, void, undefined> {
+    const query = new URLSearchParams(nameCaller(this.gate, "read_output", {})).toString();
+    return followOutput(this.gate.connection, `/v1/tasks/${encodeURIComponent(this.taskId)}/output${query && `?${query}`}`, after, signal);
   }
 
   /** The task now, and after each change of its status, hold or progress, until it has ended. */

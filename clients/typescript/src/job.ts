@@ -2,7 +2,8 @@
 import { AsyncGateError, LeaseInvalid, Refusal, type Conflict } from "./errors.js";
 import type { Me, Pulse } from "./heart.js";
 import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
-import type { Addressee, Input, Offer, OnExpiry } from "./operations.js";
+import type { Addressee, Children, Input, Offer, OnExpiry, UntilChildren } from "./operations.js";
+import { Printer } from "./output.js";
 import type { Gate } from "./gate.js";
 
 /** Return it from a task function that has more than its result. */
@@ -27,11 +28,25 @@ export class Retry extends AsyncGateError {
   constructor(message = "try again", readonly options: { after?: number; code?: string; stopLimit?: string } = {}) { super(options.code ?? "retry", message); }
 }
 
-/** Throw it, or call job.park: the task is offered again after so many seconds, or at a time; it costs no attempt. */
+/** Until when a task waits without a lease. */
+export interface ParkOptions {
+  /** For so many seconds. */
+  after?: number;
+  until?: Date;
+  /** Until all children have ended, or any more; with a time, until that at most. */
+  children?: UntilChildren;
+  reason?: string;
+  /** For the next run, as job.save. */
+  checkpoint?: unknown;
+}
+
+/** Throw it, or call job.park: the task is offered again later, or when children have ended; it costs no attempt. */
 export class Park extends AsyncGateError {
-  constructor(readonly options: { after?: number; until?: Date; reason?: string; checkpoint?: unknown }) {
+  constructor(readonly options: ParkOptions) {
     super("parked", options.reason ?? "parked");
-    if ((options.after === undefined) === (options.until === undefined)) throw new TypeError("park takes after (seconds) or until (a Date)");
+    const { after, until, children } = options;
+    if ((after !== undefined && until) || (after === undefined && !until && !children))
+      throw new TypeError('park takes after (seconds) or until (a Date), or children ("all" or "any")');
   }
 }
 
@@ -86,12 +101,13 @@ export class Job<Payload = unknown> {
   readonly #me: Me;
   readonly #held: Me & { task_id: string; lease_id: string; fence: number };
   readonly #mostBytes: number;
+  readonly #printer: Printer;
   #report: Record<string, unknown> = {};
   #saved: unknown;
   #steps = 0;
   #recorded: Promise<Map<number, readonly [string, unknown]>> | undefined;
 
-  constructor(readonly payload: Payload, readonly offer: Offer, parts: { gate: Gate; me: Me; pulse: Pulse; mostBytes: number }) {
+  constructor(readonly payload: Payload, readonly offer: Offer, parts: { gate: Gate; me: Me; pulse: Pulse; mostBytes: number; say: (text: string) => void }) {
     this.taskId = offer.task_id;
     this.type = offer.type;
     this.attempt = offer.attempt;
@@ -104,8 +120,14 @@ export class Job<Payload = unknown> {
     this.#mostBytes = parts.mostBytes;
     this.#me = parts.me;
     this.#held = { ...parts.me, task_id: offer.task_id, lease_id: offer.lease_id, fence: offer.fence };
+    this.#printer = new Printer(async (chunks, position) =>
+      (await this.#insist(() => this.#gate.appendOutput({ ...this.#held, chunks, position }, { signal: this.signal }))).chunks,
+    offer.chunks ?? 0, error => { if (!this.lost) parts.say(`task ${this.taskId}: its further output is not sent: ${String(error)}`); });
     parts.pulse.lost = reason => this.lose(reason);
   }
+
+  /** Its children, and how the last ones of them ended; undefined if it has none. */
+  get children(): Children | undefined { return this.offer.children; }
 
   /** The answers to what earlier runs asked, by key. */
   get inputs(): Readonly<Record<string, Input>> { return this.offer.inputs ?? {}; }
@@ -140,6 +162,23 @@ export class Job<Payload = unknown> {
     this.#saved = checkpoint;
     return progress;
   }
+
+  /** Print to the output of the task, which others follow with handle.stream(). Await it to print no faster than the gate takes it. */
+  print(...values: unknown[]): Promise<void> {
+    return this.signal.aborted ? Promise.resolve() : this.#printer.print(`${values.map(show).join(" ")}\n`);
+  }
+
+  /** Append each chunk to the output of the task, and give it on: `for await (const token of job.stream(tokens))`. */
+  async *stream<Chunk>(chunks: Iterable<Chunk> | AsyncIterable<Chunk>): AsyncGenerator<Chunk, void, undefined> {
+    for await (const chunk of chunks) {
+      this.signal.throwIfAborted();
+      await this.#printer.append(chunk);
+      yield chunk;
+    }
+  }
+
+  /** Wait until what was printed is at the gate, so that it stands before the end of the task. */
+  endOutput(): Promise<void> { return this.#printer.end(); }
 
   /**
    * Do something unless an earlier run of the task has done it: `await job.step("fetch", () => fetchIt())`.
@@ -179,6 +218,7 @@ export class Job<Payload = unknown> {
     this.signal.throwIfAborted();
     const checkpoint = question.checkpoint === undefined ? this.#saved : question.checkpoint;
     const progress = this.#note(this.#report, checkpoint);
+    await this.#printer.flush();
     const reply = await this.#insist(() => this.#gate.requestInput({
       ...this.#held, key, message: question.message, schema: question.schema ?? null, to: question.to ?? null,
       expires_in_seconds: question.expiresInSeconds ?? null, on_expiry: question.onExpiry ?? null,
@@ -189,13 +229,13 @@ export class Job<Payload = unknown> {
     throw asked;
   }
 
-  /** End this run and let the task be offered again after so many seconds, or at a time; that costs no attempt. */
-  park(options: { after?: number; until?: Date; reason?: string; checkpoint?: unknown }): never { throw new Park(options); }
+  /** End this run and let the task be offered again later, or when children have ended; that costs no attempt. */
+  park(options: ParkOptions): never { throw new Park(options); }
 
   /** What release_lease is told to park the task. */
   makeParking({ options }: Park): Record<string, unknown> {
     const progress = this.#note(this.#report, options.checkpoint === undefined ? this.#saved : options.checkpoint);
-    return { after_seconds: options.after, until: options.until?.toISOString(), reason: options.reason, ...(Object.keys(progress).length > 0 && { checkpoint: progress }) };
+    return { after_seconds: options.after, until: options.until?.toISOString(), until_children: options.children, reason: options.reason, ...(Object.keys(progress).length > 0 && { checkpoint: progress }) };
   }
 
   /** Stop the work: the lease is gone. */
@@ -217,4 +257,9 @@ export class Job<Payload = unknown> {
       }
     }
   }
+}
+
+function show(value: unknown): string {
+  if (typeof value !== "object" || value instanceof Error) return String(value);
+  try { return JSON.stringify(value); } catch { return String(value); }
 }

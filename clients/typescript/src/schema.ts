@@ -7,6 +7,8 @@ export interface StandardSchema<Input = unknown, Output = Input> {
     readonly version: 1;
     readonly vendor: string;
     readonly validate: (value: unknown) => StandardResult<Output> | Promise<StandardResult<Output>>;
+    /** Standard JSON Schema, where the library has it. */
+    readonly jsonSchema?: { readonly [side in "input" | "output"]: (options: { readonly target: "draft-2020-12" }) => Record<string, unknown> };
     readonly types?: { readonly input: Input; readonly output: Output } | undefined;
   };
 }
@@ -24,6 +26,11 @@ export interface StandardIssue {
 
 /** The type of the values that a schema makes. */
 export type OutputOf<S> = S extends StandardSchema<infer _, infer Output> ? Output : never;
+
+/** The JSON schema of what a schema takes or gives; undefined if its library does not say it, or it cannot be said. */
+export function describeSchema(schema: StandardSchema<any, any> | undefined, side: "input" | "output"): Record<string, unknown> | undefined {
+  try { return schema?.["~standard"].jsonSchema?.[side]({ target: "draft-2020-12" }); } catch { return undefined; }
+}
 
 /** Make a value what its schema says; throws SchemaMismatch. */
 export async function parse<Output>(schema: StandardSchema<unknown, Output> | undefined, value: unknown, what: string): Promise<Output> {

@@ -6,7 +6,7 @@ import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
 import { Done, Fail, Job, Park, Retry, TooLarge } from "./job.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 import type { LeaseRecord, Offer } from "./operations.js";
-import { parse, type StandardSchema } from "./schema.js";
+import { describeSchema, parse, type StandardSchema } from "./schema.js";
 
 /** How a worker works; every member has a default. */
 export interface WorkerOptions extends Omit<GateOptions, "agentId" | "workerId"> {
@@ -24,6 +24,8 @@ export interface WorkerOptions extends Omit<GateOptions, "agentId" | "workerId">
   outageSeconds?: number;
   /** The folder for what must outlive the process; null keeps nothing. Default: ~/.local/state/asyncgate. */
   state?: string | null;
+  /** Whether the gate learns what your functions take and give, so that it refuses what does not fit; default true. */
+  declare?: boolean;
   /** Whether the error of a task tells where in your code it was thrown; default true. */
   traces?: boolean;
   /** Where the worker says what is wrong; default: console.warn. */
@@ -32,8 +34,15 @@ export interface WorkerOptions extends Omit<GateOptions, "agentId" | "workerId">
 
 /** What a task function may be told besides its type. */
 export interface TaskOptions<Payload> {
-  /** A schema of the payload, of zod, valibot or another library of Standard Schema: another payload fails the task. */
+  /**
+   * A schema of the payload, of zod, valibot or another library of Standard Schema: another payload fails the task.
+   * Where the library says it as JSON schema, the gate refuses the payload when the task is created.
+   */
   payload?: StandardSchema<unknown, Payload>;
+  /** The same of the result. */
+  result?: StandardSchema<any, any>;
+  /** What such a task does, for agents that look for it. */
+  description?: string;
   /** Whether an error allows another attempt; default: all but Fail and what no attempt can mend. */
   retry?: boolean | ((error: unknown) => boolean);
 }
@@ -111,6 +120,7 @@ export class Worker {
     if (!this.#me.worker_id) return;
     try {
       await this.#insist(() => this.#comeBack());
+      if (this.#options.declare !== false) void this.#insist(() => this.#declare()).catch(error => this.#say(`its types are not declared: ${String(error)}`));
       while (!this.#stopping.signal.aborted) await this.#turn();
       await this.#drain();
     } finally {
@@ -139,6 +149,21 @@ export class Worker {
     await this.#replay(this.#place);
     for await (const place of this.#place.abandoned()) await this.#replay(place);
     for (const lease of await this.#held(this.#claimId)) if (!this.#running.has(lease.lease_id)) await this.#resume(lease);
+  }
+
+  // Beside the work: a gate that does not want to know it is served all the same.
+  async #declare(): Promise<void> {
+    for (const [type, { options }] of this.#tasks) {
+      const payload_schema = describeSchema(options.payload, "input"), result_schema = describeSchema(options.result, "output");
+      if (!payload_schema && !result_schema && options.description === undefined) continue;
+      try {
+        await this.#gate.declareType({ ...this.#me, type, ...(options.description !== undefined && { description: options.description }),
+          ...(payload_schema && { payload_schema }), ...(result_schema && { result_schema }) });
+      } catch (error) {
+        if (!(error instanceof Refusal) || isTemporary(error)) throw error;
+        this.#say(`the type ${type} is not declared: ${error.message}`);
+      }
+    }
   }
 
   async #held(resumptionId?: string): Promise<LeaseRecord[]> {
@@ -214,7 +239,7 @@ export class Worker {
     if (this.#running.has(offer.lease_id)) return;
     const held = { ...this.#me, task_id: offer.task_id, lease_id: offer.lease_id, fence: offer.fence };
     const pulse = new Pulse(held, offer.renew_every_seconds, this.#heart);
-    const job = new Job<unknown>(offer.payload, offer, { gate: this.#gate, me: this.#me, pulse, mostBytes: this.#mostBytes });
+    const job = new Job<unknown>(offer.payload, offer, { gate: this.#gate, me: this.#me, pulse, mostBytes: this.#mostBytes, say: text => this.#say(text) });
     this.#heart.keep(pulse);
     const running: Running = { job, settled: false, done: Promise.resolve() };
     running.done = this.#do(job, running).catch(error => this.#say(`task ${job.taskId}: ${String(error)}; its lease will run out`)).finally(() => {
@@ -229,7 +254,7 @@ export class Worker {
     let letter: Letter;
     try {
       const payload = await readPayload(task, job);
-      letter = this.#letter(job, "complete", this.#completion(job, await task.run(payload, job)));
+      letter = this.#letter(job, "complete", await this.#completion(job, task, await task.run(payload, job)));
     } catch (error) {
       letter = this.#failure(job, task, error);
     } finally {
@@ -239,11 +264,13 @@ export class Worker {
       if (job.lost !== "input_required") this.#say(`task ${job.taskId}: dropped, the lease is lost (${job.lost})`);
       return;
     }
+    await job.endOutput();
     await this.#deliver(job, letter);
   }
 
-  #completion(job: Job, value: unknown): Record<string, unknown> {
-    const { result, more } = value instanceof Done ? value : new Done(value);
+  async #completion(job: Job, task: Task, value: unknown): Promise<Record<string, unknown>> {
+    const { result: given, more } = value instanceof Done ? value : new Done(value);
+    const result = await readValue(task.options.result, given, "the result");
     const artifacts = more.artifacts ?? (more.deliveryProof ? undefined : [{ type: "inline", uri: `asyncgate://${this.#instance}/tasks/${job.taskId}/result` }]);
     try {
       return { result: JSON.parse(writeJson(result, "the result")) as unknown, artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary };
@@ -351,13 +378,14 @@ export class Worker {
 type Listen = (signal: string, listener: () => void) => void;
 
 async function readPayload(task: Task, job: Job): Promise<unknown> {
-  if (!task.options.payload) return job.payload;
+  return (job as { payload: unknown }).payload = await readValue(task.options.payload, job.payload, "the payload");
+}
+
+async function readValue(schema: StandardSchema<unknown, unknown> | undefined, value: unknown, what: string): Promise<unknown> {
   try {
-    const payload = await parse<unknown>(task.options.payload, job.payload, "the payload");
-    (job as { payload: unknown }).payload = payload;
-    return payload;
+    return await parse(schema, value, what);
   } catch (error) {
-    if (error instanceof SchemaMismatch) throw new Fail(error.message, { code: "invalid_payload", detail: error.issues });
+    if (error instanceof SchemaMismatch) throw new Fail(error.message, { code: `invalid_${what.slice(4)}`, detail: error.issues });
     throw error;
   }
 }

@@ -24,6 +24,7 @@ const VERBS = {
     return null;
   },
   each: async (gate, { operation, most = 1000, ...fields }) => await collect(gate.each(operation, fields), most),
+  stream: async (gate, { task_id, after }) => await collect(gate.handle(task_id).stream({ after }), Infinity),
   call: (gate, { operation, ...fields }) => gate.call(operation, fields),
 };
 

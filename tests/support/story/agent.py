@@ -34,6 +34,7 @@ VERBS: dict[str, Any] = {
     "result": lambda gate, task_id, timeout=None: gate.handle(task_id).result(timeout),
     "cancel": lambda gate, task_id: gate.handle(task_id).cancel("the story says so"),
     "updates": lambda gate, task_id: [task.status for task in gate.handle(task_id).updates()],
+    "stream": lambda gate, task_id, after=0: list(gate.handle(task_id).stream(after)),
     "call": lambda gate, operation, **fields: gate.call(operation, **fields),
 }
 

@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from asyncgate.clients import Done, Fail, Job, Park, Retry, Worker
+from asyncgate.clients import Done, Fail, Job, Park, Retry, SyncGate, Worker
 
 NAMES = {"drainSeconds": "drain_seconds", "ttlSeconds": "ttl_seconds"}
 name, options, diary = sys.argv[1:]
@@ -54,8 +56,8 @@ def second(payload: Any, job: Job) -> int:
 
 
 @worker.task("typed")
-def typed(payload: int) -> int:
-    return payload + 1
+def typed(payload: date) -> int:
+    return payload.day
 
 
 @worker.task("infinite")
@@ -97,6 +99,38 @@ def park(payload: Any, job: Job) -> list[Any]:
     if job.checkpoint is None:
         raise Park(after=0.2, checkpoint={"seen": 1})
     return [job.checkpoint, job.attempt]
+
+
+@worker.task("talk")
+def talk(payload: Any, job: Job) -> str:
+    job.print("thinking about", payload)
+    text = "".join(job.stream(["a ", "fox"]))
+    note("talks", payload)
+    while payload == "on" and not Path(f"{diary}.go").exists():
+        job.lost.wait(0.02)
+    job.print("😀" * 9000)
+    return text
+
+
+@worker.task("family")
+def family(numbers: Any, job: Job) -> Any:
+    if job.children is not None:
+        return sorted(job.children.values())
+    with SyncGate(agent_id="ada") as gate:
+        for number in numbers:
+            gate.submit("echo" if number else "fail", number, key=f"{job.task_id} {number}", parent_task_id=job.task_id)
+    raise Park(children="all")
+
+
+@dataclass
+class Page:
+    number: int
+
+
+@worker.task("declared")
+def declared(page: Page) -> int:
+    """Read a page."""
+    return page.number
 
 
 @worker.task("ask")

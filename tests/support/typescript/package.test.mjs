@@ -17,7 +17,7 @@ let gate, client, worker, working, runs = 0;
 before(async () => {
   gate = await startGate();
   client = gate.client();
-  worker = gate.worker({ concurrency: 10, log: () => undefined });
+  worker = gate.worker({ concurrency: 10, declare: false, log: () => undefined });
   worker.task("echo", payload => payload);
   worker.task("zod", { payload: z.object({ page: z.number(), name: z.string().default("a") }) }, payload => payload);
   worker.task("valibot", { payload: valibot.object({ page: valibot.number() }) }, payload => payload.page);
@@ -58,6 +58,20 @@ describe("a payload with a schema", () => {
       assert.match(error.error.message, /page: /);
       return true;
     });
+  });
+  it("is declared as zod says it, so the gate refuses another one, and a result is held to its schema", async () => {
+    const declaring = gate.worker({ workerId: "declaring", log: () => undefined });
+    declaring.task("page", { payload: z.object({ page: z.number().int(), name: z.string().default("a") }), result: z.string(), description: "Reads a page." },
+      ({ page, name }) => page ? `${name} ${page}` : page);
+    const serving = declaring.serve();
+    let known;
+    while (!known?.payload_schema) [known] = (await client.listTypes({ type: "page" })).types;
+    assert.deepEqual([known.description, known.payload_schema.required, known.result_schema.type], ["Reads a page.", ["page"], "string"]);
+    await assert.rejects(client.submit("page", { page: 1.5 }), error => error instanceof InvalidRequest && error.code === "payload_invalid" && error.more.path === "payload.page");
+    assert.equal(await (await client.submit("page", { page: 7 })).result(), "a 7");
+    await assert.rejects((await client.submit("page", { page: 0 })).result(), error => error instanceof TaskFailed && error.error.code === "invalid_result");
+    declaring.stop();
+    await serving;
   });
   it("checks a result, too", async () => {
     const handle = await client.submit("echo", 7);

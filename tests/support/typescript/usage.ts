@@ -17,16 +17,23 @@ await gate.call("create_tusk", {});
 await gate.listTasks({ status: "done" });
 for await (const task of gate.each("list_tasks", { status: "queued" })) { const one: TaskRecord = task; void one; }
 for await (const event of gate.stream({ taskId: made.task_id })) if (event.type === "receipt") void event.receipt.receipt_type;
+for await (const chunk of handle.stream({ after: 3 })) { const given: unknown = chunk; void given; }
+for await (const entry of handle.output()) { const offset: number = entry.offset; void (entry.status ?? offset); }
+await gate.submit("child", 1, { parent: handle, limits: { openai: "key" } });
 await handle.answer("go", { content: { when: page } });
 await handle.answer("go", { action: "decline" });
 // @ts-expect-error: an acceptance has a content
 await handle.answer("go", { action: "accept" });
 
 const worker = new Worker({ capabilities: ["ocr"], concurrency: 4 });
-worker.task("ocr", { payload: z.object({ page: z.number() }) }, async (payload, job) => {
+worker.task("ocr", { payload: z.object({ page: z.number() }), result: z.array(z.string()), description: "Reads." }, async (payload, job) => {
   const number: number = payload.page;
   const lines: string[] = await job.step("read", async () => [`${number}`]);
   const answer = await job.ask("ok", { message: "ok?" });
+  void job.print("page", number, { lines });
+  for await (const line of job.stream(lines)) { const text: string = line; void text; }
+  if (job.children === undefined) await gate.submit("child", 1, { parent: job });
+  else job.park({ children: "any", after: 60 });
   if (answer.action !== "accept") return job.park({ after: 60, checkpoint: lines });
   await fetch("https://example.com", { signal: job.signal });
   return lines;

@@ -1,0 +1,103 @@
+/** What a task function prints and streams: sent in the background, in order, each chunk once. */
+import { sleep, writeJson } from "./http.js";
+
+const GATHER_SECONDS = 0.05;            // for which texts are gathered before they are sent
+const MOST_WAITING_BYTES = 2 ** 20;     // that wait for a slow gate; then who awaits waits, too
+const MOST_CALL_BYTES = 100_000, MOST_CALL_CHUNKS = 100;
+const LONGEST_TEXT = 16_000;            // letters of one chunk of printed text
+const FLUSH_SECONDS = 30;               // that the end of a task waits for its output
+
+interface Chunk { value: unknown; bytes: number; readonly printed: boolean }
+
+/** Sends the output of one task. */
+export class Printer {
+  readonly #waiting: Chunk[] = [];
+  #bytes = 0;
+  #sending = 0;
+  #closed = false;
+  #running: Promise<void> | undefined;
+  #blocked: (() => void)[] = [];
+
+  /** `send` appends chunks behind a position and gives the next one; `drop` is told why nothing more is sent. */
+  constructor(private readonly send: (chunks: unknown[], position: number) => Promise<number>, private position: number, private readonly drop: (error: unknown) => void) {}
+
+  /** Append text; pieces that are printed within a moment are one chunk. Ends when there is room for more. */
+  print(text: string): Promise<void> {
+    for (let rest = text.toWellFormed(); rest;) {
+      const at = rest.length > LONGEST_TEXT && (rest.codePointAt(LONGEST_TEXT - 1) ?? 0) > 0xffff ? LONGEST_TEXT - 1 : LONGEST_TEXT;
+      this.#add(rest.slice(0, at), true);
+      rest = rest.slice(at);
+    }
+    return this.#findRoom();
+  }
+
+  /** Append one chunk. Ends when there is room for more. */
+  async append(chunk: unknown): Promise<void> {
+    this.#add(JSON.parse(writeJson(chunk, "the chunk")), false);
+    await this.#findRoom();
+  }
+
+  /** Wait until everything is sent, if that does not take too long. */
+  async flush(): Promise<void> {
+    const sent = new AbortController();
+    void this.#running?.finally(() => sent.abort());
+    if (this.#running) await sleep(FLUSH_SECONDS, sent.signal);
+  }
+
+  /** Wait until everything is sent, and send nothing more. */
+  async end(): Promise<void> {
+    await this.flush();
+    this.#close();
+  }
+
+  #add(value: unknown, printed: boolean): void {
+    if (this.#closed) return;
+    const bytes = new TextEncoder().encode(JSON.stringify(value)).length, last = this.#waiting.length > this.#sending ? this.#waiting.at(-1) : undefined;
+    if (printed && last?.printed && `${String(last.value)}${String(value)}`.length <= LONGEST_TEXT) {
+      last.value = `${String(last.value)}${String(value)}`;
+      last.bytes += bytes;
+    } else this.#waiting.push({ value, bytes, printed });
+    this.#bytes += bytes;
+    this.#running ??= this.#run();
+  }
+
+  async #run(): Promise<void> {
+    try {
+      while (this.#waiting.length && !this.#closed) {
+        await sleep(GATHER_SECONDS);
+        const chunks = this.#choose();
+        this.#sending = chunks.length;
+        this.position = await this.send(chunks.map(chunk => chunk.value), this.position);
+        this.#sending = 0;
+        for (const { bytes } of this.#waiting.splice(0, chunks.length)) this.#bytes -= bytes;
+        this.#wake();
+      }
+    } catch (error) {       // output is for those who watch, and must not end the work
+      if (!this.#closed) this.drop(error);
+      this.#close();
+    } finally {
+      this.#running = undefined;
+    }
+  }
+
+  #choose(): Chunk[] {
+    let bytes = 0, count = 0;
+    for (const chunk of this.#waiting.slice(0, MOST_CALL_CHUNKS)) {
+      bytes += chunk.bytes;
+      if (count && bytes > MOST_CALL_BYTES) break;
+      count++;
+    }
+    return this.#waiting.slice(0, count);
+  }
+
+  async #findRoom(): Promise<void> {
+    while (this.#bytes > MOST_WAITING_BYTES && !this.#closed) await new Promise<void>(resolve => this.#blocked.push(resolve));
+  }
+
+  #wake(): void { for (const resolve of this.#blocked.splice(0)) resolve(); }
+
+  #close(): void {
+    this.#closed = true;
+    this.#wake();
+  }
+}
