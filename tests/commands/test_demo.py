@@ -108,7 +108,8 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: sign
 @processes
 def test_when_the_demo_itself_is_killed_its_processes_end_too(tmp_path: Path) -> None:
     with playing(tmp_path) as demo:
-        poll(lambda: {"worker worker-1", "worker worker-2"} < parts(tmp_path).keys())   # a fork has no words before exec
+        # A fork has no words before it executes a program.
+        poll(lambda: {"worker worker-1", "worker worker-2"} < parts(tmp_path).keys())
         demo.kill()
 
     poll(lambda: parts(tmp_path) == {})
