@@ -151,7 +151,7 @@ def make_context(visit: Visit) -> str:
 async def make_payload(visit: Visit, sent: Sent, context: str) -> Any:
     """Return the payload of a new task: a data part, or words, if the type declares that, else the whole message.
 
-    A client makes a new id for a message that it sends again, so under a key the id is no part of the payload.
+    A client makes a new id for a message that it sends again, so under a key the id is not part of the payload.
     """
     form = (await cards.describe_agent(visit.gate, visit.caller, visit.agent)).form
     requests.check_modes(sent.parts, cards.list_modes(form, visit.gate.settings.a2a.modes))

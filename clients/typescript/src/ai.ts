@@ -45,7 +45,7 @@ export function claudeTool<Shape>(gate: Gate, type: string, options: ToolOptions
   return {
     name: name ?? nameTool(type), description: options.description, inputSchema,
     handler: async (input, extra) => {
-      const { signal } = (extra ?? {}) as { signal?: AbortSignal };      // its requestId is unique in a session only, so it is no key
+      const { signal } = (extra ?? {}) as { signal?: AbortSignal };      // its requestId is unique only in a session, so it is not a key
       try {
         const result = await doTask(gate, type, input, told, undefined, signal);
         return { content: [{ type: "text", text: typeof result === "string" ? result : JSON.stringify(result) }] };
