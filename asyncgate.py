@@ -1021,7 +1021,7 @@ class Engine:
                     **({"limits": dict(read_limits(held_to))} if held_to else {}),
                     **({"parent_task_id": ask.parent_task_id} if ask.parent_task_id else {})}
         if ask.idempotency_key is not None:
-            terms = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space makes no difference
+            terms = {**contract, "payload_bytes": 0, "requirements": wanted or None}   # white space makes no difference
             task = replace(task, fingerprint=sha256(terms, task.principal_ai, task.priority, task.max_attempts,
                                                     task.retry_backoff_seconds, task.max_expiries, delay))
         return task, needed, {**contract, **session}
