@@ -104,14 +104,14 @@ from asyncgate.parts.model.stored import (
     ACTIVE, AWAITING, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease,
     Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
-    answer_success, decode_terms, describe_steps, LOCATE, measure_task, show_lease, show_offer, show_receipt,
-    show_task, to_raw, to_utc, to_utc_or_none)
+    answer_success, decode_terms, describe_steps, LOCATE, measure_task, note_repeats, refuse_item, show_lease,
+    show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
     GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext,
     Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
-    Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
+    ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
     ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.hooks import first_answer, Hooks
@@ -323,17 +323,6 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
     if caller.bound and not named.same(caller.principal) and not (caller.unlimited if ask.acts else caller.sees_all):
         raise forbid(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
-
-
-def note_repeats(reply: R, repeats: int) -> R:
-    """Note how many tasks of a reply existed already: repeating a creation is none."""
-    vars(reply)["repeats"] = repeats
-    return reply
-
-
-def refuse_item(item: Any, no: GateError) -> Item:
-    """Return the refusal of one item of a call with many."""
-    return Item(task_id=getattr(item, "task_id", None), error=msgspec.convert(no.body(), Problem))
 
 
 def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
@@ -723,6 +712,9 @@ class Extension:
 
     def look_after(self, work: Work, task: Task) -> None:
         """Act on a task that has asked something, when it has ended, was put on hold, or is swept."""
+
+    def begin_cascade(self, work: Work, task: Task, ask: CancelTask, by: Principal) -> None:
+        """Note that the descendants of a task are to be canceled as well, and see to it after the call."""
 
     # Around a batch.
 
@@ -1210,6 +1202,10 @@ class Engine:
         the answer is `ok: false` with its status, or the first answer again if it was canceled.
         """
         task, by = self._require_own(work, caller, ask), speaker(caller, ask)
+        if ask.cascade and not self.on.begin_cascade:
+            raise InvalidRequest("cascade needs the extra families, which this gate does not have: cancel each task")
+        for begin_cascade in self.on.begin_cascade if ask.cascade else ():
+            begin_cascade(work, task, ask, by)
         if task.status in TERMINAL:     # the first answer may have been lost, and this is the repetition
             return Ok(task.status == "canceled", task.status)
         self.cancel(work, task, by, reason=ask.reason)

@@ -591,3 +591,24 @@ async def test_what_waits_for_its_children_says_for_which(gate: Gate) -> None:
     assert (outcome.evidence.held, outcome.next.operation, outcome.next.arguments) == (
         "children_open", "list_tasks", {"parent_task_id": offer.task_id})
     assert len((await gate.as_agent().list_tasks(**outcome.next.arguments)).tasks) == 3
+
+
+@needs_families
+async def test_a_cascade_that_was_cut_off_is_finished_by_upkeep(gate: Gate) -> None:
+    from asyncgate.extras.families import rules
+    top = await gate.create("parent")
+    child = await gate.create("child", parent_task_id=top)
+    leaf = await gate.create("leaf", parent_task_id=child)
+    find_hook = gate.engine.on.after_call
+    gate.engine.on.after_call = ()       # as if the process had ended behind the commit
+    await gate.as_agent().cancel_task(task_id=top, cascade=True, reason="too late")
+    gate.engine.on.after_call = find_hook
+    cut_off = (await gate.task(leaf)).status
+
+    early = await rules.resume_cascades(gate.engine)
+    gate.skip(61)
+    finished = await rules.resume_cascades(gate.engine), await rules.resume_cascades(gate.engine)
+
+    assert (cut_off, early, finished) == ("queued", 0, (2, 0))
+    why = body(await gate.receipt(leaf, "task.canceled"))
+    assert why | {"cascade_of": top, "reason": "too late", "canceled_by": {"kind": "agent", "id": "ada"}} == why

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate.parts.model import (
+    stored_families,
     stored_journal,
     stored_limits,
     stored_oauth,
@@ -739,7 +740,7 @@ class Erased(Struct, frozen=True):
 
 # A module with further kinds stands here, too.
 KIND_MODULES = [__name__, *(module.__name__ for module in (
-    stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_webhooks))]
+    stored_families, stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_webhooks))]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

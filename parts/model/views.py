@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncgate.parts.model import stored, wire
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.families import show_children
 from asyncgate.parts.model.trace import Trace
 
+R = TypeVar("R", bound=Struct)
 LONGEST_ID = 200
 NO_REQUIREMENTS = Raw(b"{}")
 NO_TRACE: dict[str, Any] = {}
@@ -202,3 +203,14 @@ def show_receipt(tenant_id: str, receipt: stored.Receipt) -> wire.ReceiptRecord:
         receipt.receipt_id, tenant_id, receipt.receipt_type, to_utc(receipt.created_at), show_sender(receipt),
         receipt.to, receipt.task_id or None, receipt.lease_id, receipt.schedule_id, list(receipt.parents),
         receipt.asyncgate_instance, to_raw(receipt.body or None), receipt.hash, to_utc_or_none(receipt.delivered_at))
+
+
+def note_repeats(reply: R, repeats: int) -> R:
+    """Note how many tasks of a reply existed already: repeating a creation is none."""
+    vars(reply)["repeats"] = repeats
+    return reply
+
+
+def refuse_item(item: Any, refusal: errors.GateError) -> wire.Item:
+    """Return the refusal of one item of a call with many."""
+    return wire.Item(task_id=getattr(item, "task_id", None), error=msgspec.convert(refusal.body(), wire.Problem))

@@ -77,3 +77,17 @@ def test_it_passes_the_tests_of_the_core(core: Path) -> None:
     counted = re.search(r"(\d+) passed, (\d+) skipped", output)
     assert counted, output
     assert int(counted[1]) > 100
+
+
+def test_a_cascade_is_refused_and_not_ignored(core: Path) -> None:
+    ask = """if True:
+        from asyncgate.clients.testing import Gate
+        from asyncgate.clients import Refusal
+        with Gate(agent_id="ada") as gate:
+            task = gate.create_task("demo", payload=None)
+            try:
+                gate.cancel_task(task.task_id, cascade=True)
+            except Refusal as refusal:
+                print(refusal.code, "families" in str(refusal), gate.get_task(task.task_id).status)"""
+
+    assert run(core, "-c", ask).strip() == "invalid_request True queued"
