@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
-from asyncgate.parts.model import errors, queries
+from asyncgate.parts.model import errors, queries, stored_limits
 from asyncgate.parts.model.database import ArchivingBackend, Around, FileBackend, LastingBackend, SharedBackend
 
 if TYPE_CHECKING:
@@ -125,6 +125,15 @@ class Backend(Protocol):
         It counts UNANSWERED_COUNTED at most of all tenants together.
         """
 
+    async def limit_depths(self) -> list[stored_limits.LimitDepth]:
+        """Return what the limits of all tenants have by name, and in one row what waits for those that nobody has set.
+
+        Of each limit HOLDS_COUNTED leases are counted at most.
+        """
+
+    async def cut_cascades(self, before: float, limit: int) -> list[tuple[str, str]]:
+        """Return tenants and tasks of cascades that began before a time and are not finished, over all tenants."""
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, from `since` on, with tenant and task; the earliest first.
 
@@ -133,7 +142,7 @@ class Backend(Protocol):
         """
 
     async def drop_lanes(self, tenant_id: str | None = None) -> int:
-        """Delete the lanes in which no task waits, and the numbers of empty queues; return how many lanes.
+        """Delete the lanes in which no task waits, their turns, and the numbers of empty queues; return how many lanes.
 
         The numbers are kept for an hour, unless a tenant is named: then they go at once, of that tenant alone.
 

@@ -377,6 +377,20 @@ COUNT_UNANSWERED = f"""
     SELECT count(*), min(updated_at) FROM (
         SELECT updated_at FROM tenants CROSS JOIN tasks INDEXED BY tasks_held USING (tenant_id)
         WHERE held = '{stored.INPUT_REQUIRED}' LIMIT {queries.UNANSWERED_COUNTED})"""
+CUT_CASCADES = "SELECT tenant_id, task_id FROM cascades WHERE since <= ? ORDER BY since LIMIT ?"
+LIMIT_DEPTHS = f"""
+    WITH named AS (
+        SELECT l.tenant_id, j.key AS name, sum(q.queued) AS waiting
+        FROM lanes AS l JOIN queues AS q USING (tenant_id, lane), json_each(l.pattern) AS j
+        WHERE l.pattern IS NOT NULL AND q.queued > 0 GROUP BY l.tenant_id, j.key)
+    SELECT l.name, 1, sum((SELECT count(*) FROM (
+               SELECT 1 FROM holds AS h WHERE h.tenant_id = l.tenant_id AND h.limit_name = l.name
+               LIMIT {queries.HOLDS_COUNTED}))), sum(coalesce(n.waiting, 0)), max(l.stopped_until)
+    FROM limits AS l LEFT JOIN named AS n USING (tenant_id, name) GROUP BY l.name
+    UNION ALL
+    SELECT min(name), 0, 0, sum(waiting), NULL FROM named AS n
+    WHERE NOT EXISTS (SELECT 1 FROM limits AS l WHERE l.tenant_id = n.tenant_id AND l.name = n.name)
+    HAVING count(*) > 0"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
@@ -910,6 +924,15 @@ class SqliteTables(pages.Pages):
         row: tuple[int, float | None] = (await self._rows(COUNT_UNANSWERED))[0]
         return row
 
+    async def limit_depths(self) -> list[stored_limits.LimitDepth]:
+        """Return what the limits of all tenants have."""
+        return [stored_limits.LimitDepth(name, bool(is_set), *rest)
+                for name, is_set, *rest in await self._rows(LIMIT_DEPTHS)]
+
+    async def cut_cascades(self, before: float, limit: int) -> list[tuple[str, str]]:
+        """Return cascades that are not finished."""
+        return await self._rows(CUT_CASCADES, before, limit)
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
@@ -927,8 +950,9 @@ class SqliteTables(pages.Pages):
             self.db.execute(WALL, (tenant_id,))
             self.db.execute(EMPTY_QUEUES, (tenant_id, kept_since))
             dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
-            self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
-                                [(tenant_id, lane) for lane in dropped[tenant_id]])
+            for table, kind in (("lanes", int), ("turns", str)):
+                self.db.executemany(f"DELETE FROM {table} WHERE tenant_id = ? AND lane = ?",
+                                    [(tenant_id, kind(lane)) for lane in dropped[tenant_id]])
         self._end()
         self.tenant_id = None       # so that the next batch sets its tenant
         for tenant_id, lanes in dropped.items():

@@ -126,6 +126,10 @@ class OwnTenants(Around):
         """Return the tenants of this test that have endpoints for webhooks."""
         return [tenant_id for tenant_id in await self.backend.webhook_tenants() if tenant_id in self.own]
 
+    async def cut_cascades(self, before: float, limit: int) -> list[tuple[str, str]]:
+        """Return the cascades of this test's tenants that are not finished."""
+        return [row for row in await self.backend.cut_cascades(before, limit) if row[0] in self.own]
+
     async def aclose(self) -> None:
         """Close the backend."""
         await self.backend.close()

@@ -16,20 +16,21 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncgate.parts.model import queries, stored, stored_journal, stored_limits
+from asyncgate.parts.model import queries, stored, stored_journal, stored_limits, stored_output
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.families import count_children, read_family
 from asyncgate.parts.model.limiting import read_limits
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
-UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "complete", "fail", "release_lease",
-               "request_input")
+UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "record_step", "append_output", "complete", "fail",
+               "release_lease", "request_input")
 ENDS_LEASE = {"complete", "fail", "release_lease", "request_input"}
 # What succeeds under a live lease only, or ends it: a question or a step may be repeated after its lease.
 SHOWS_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
-                                    stored.Bulk, stored_journal.RecordedStep, stored.Progress, stored_limits.Hold)
+                                    stored.Bulk, stored_journal.RecordedStep, stored.Progress, stored_limits.Hold,
+                                    stored_output.OutputEntry)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
@@ -66,6 +67,7 @@ class Stored(Struct):
     steps: dict[str, dict[int, stored_journal.RecordedStep]] = field(default_factory=dict)      # by task and number
     progress: dict[str, stored.Progress] = field(default_factory=dict)     # by task
     holds: set[tuple[str, str, str]] = field(default_factory=set)       # name and key of a limit, and the task
+    outputs: dict[str, list[stored_output.OutputEntry]] = field(default_factory=dict)       # by task, in their order
 
     def of(self, task_id: str, type: str) -> list[stored.Receipt]:
         """Return the receipts of one type of a task, oldest first."""
@@ -94,7 +96,8 @@ async def read_stored(backend: Any) -> dict[str, Stored]:
             {row.receipt_id for row in rows[stored.Obligation]},
             {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]),
             {row.task_id: row for row in rows[stored.Progress]},
-            {(row.limit_name, row.limit_key, row.task_id) for row in rows[stored_limits.Hold]})
+            {(row.limit_name, row.limit_key, row.task_id) for row in rows[stored_limits.Hold]},
+            group_entries(rows[stored_output.OutputEntry]))
     return stored_rows
 
 
@@ -106,6 +109,14 @@ def group_steps(rows: list[stored_journal.RecordedStep]) -> dict[str, dict[int, 
     return steps
 
 
+def group_entries(rows: list[stored_output.OutputEntry]) -> dict[str, list[stored_output.OutputEntry]]:
+    """Return the entries of outputs by task."""
+    entries: dict[str, list[stored_output.OutputEntry]] = {}
+    for row in sorted(rows, key=lambda row: row.entry_id):
+        entries.setdefault(row.task_id, []).append(row)
+    return entries
+
+
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
     """Describe each violation of an invariant by a history."""
     calls = sorted(calls, key=lambda call: call.ended)
@@ -114,7 +125,7 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
         History.pauses, History.limits, History.parks, History.steps, History.bulks, History.priorities,
-        History.questions, History.answers, History.families)
+        History.questions, History.answers, History.families, History.cascades, History.outputs)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -634,6 +645,56 @@ class History:
                         outcome["receipt_id"], outcome["action"]):
                     yield f"an offer of task {offer['task_id']} has an answer to {key} that nobody gave"
 
+    def cascades(self) -> Iterator[str]:
+        """A task that was canceled with its descendants leaves none of them open, though the call was cut off."""
+        below: defaultdict[str, list[stored.Task]] = defaultdict(list)
+        for task in self.end.tasks.values():
+            below[task.parent_task_id or ""].append(task)
+        plain = {call.ask["task_id"] for call in self.calls
+                 if call.operation == "cancel_task" and not call.ask.get("cascade")}
+        for call in self.calls:
+            task_id = call.ask.get("task_id", "")
+            if call.operation != "cancel_task" or not call.ask.get("cascade") or (call.reply is None and (
+                    task_id in plain or not any(receipt.from_id == call.by
+                                                for receipt in self.end.of(task_id, "task.canceled")))):
+                continue        # an unanswered one that was not carried out
+            left = list(below[task_id])
+            while left:
+                task = left.pop()
+                left += below[task.task_id]
+                if task.status not in ENDING_RECEIPTS:
+                    yield f"task {task_id} was canceled with its descendants, and {task.task_id} below it is open"
+
+    def outputs(self) -> Iterator[str]:
+        """An output is stored in one order without gaps, has what was acknowledged once, and its end tells its hash."""
+        for task_id, entries in self.end.outputs.items():
+            known, chunks, digest = self.end.progress.get(task_id), 0, None
+            for number, entry in enumerate(entries, 1):
+                if int(entry.entry_id) != number:
+                    yield f"entry {entry.entry_id} of task {task_id} stands at place {number}"
+                if entry.kind == "chunk":
+                    chunks += 1
+                    digest = sha256(digest, number, hashlib.sha256(entry.content.encode()).hexdigest())
+            if any(new.fence < old.fence for old, new in pairwise(entries)):
+                yield f"the output of task {task_id} has an entry of a lease behind one of a later lease"
+            if known is None or (known.outputs, known.chunks, known.output_sha256) != (
+                    len(entries), chunks, digest):
+                yield f"the output of task {task_id} is not what the task says of it"
+            for receipt in self.end.of(task_id, "task.completed")[:1]:
+                if chunks and body(receipt).get("output_sha256") != digest:
+                    yield f"the completion of task {task_id} does not tell the hash of its output"
+        for call in self.done("append_output"):
+            yield from self._appended(call)
+
+    def _appended(self, call: Call) -> Iterator[str]:
+        """Check that acknowledged chunks are stored once, one behind the other."""
+        stored_chunks = [json.loads(entry.content) for entry in self.end.outputs.get(call.ask["task_id"], ())
+                         if entry.kind == "chunk"]
+        first = said(call)["chunks"] - len(call.ask["chunks"])
+        if stored_chunks[first:first + len(call.ask["chunks"])] != call.ask["chunks"]:
+            yield f"chunks of task {call.ask['task_id']} were acknowledged and are not where the answer says"
+        elif any(stored_chunks.count(chunk) > 1 for chunk in call.ask["chunks"]):
+            yield f"chunks of task {call.ask['task_id']} are stored twice"
 
     def families(self) -> Iterator[str]:
         """A parent knows how many of its children have ended and how, and does not wait for what has come."""

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from asyncgate import Engine
 from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
@@ -38,7 +39,7 @@ REST = {
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
     "request_input": "POST /v1/tasks/{task_id}/inputs", "answer_input": "POST /v1/tasks/{task_id}/inputs/answer",
     "set_limit": "POST /v1/task-limits", "remove_limit": "POST /v1/task-limits/{name}/remove",
-    "health": "GET /v1/health"}
+    "append_output": "POST /v1/tasks/{task_id}/output", "health": "GET /v1/health"}
 
 OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk", "set_limit", "remove_limit"}
 KINDS_OF_TASK, REQUIREMENTS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
@@ -59,6 +60,7 @@ CAN_LIMIT = bool(are_here(["set_limit"]))
 # What workers ask the boss, by key.
 QUESTIONS: dict[str, dict[str, Any]] = {
     "wait": {}, "soon": {"expires_in_seconds": 1}, "must": {"expires_in_seconds": 1, "on_expiry": "fail"}}
+CAN_CASCADE, CAN_APPEND = bool(are_here(["wait_tasks"])), bool(are_here(["append_output"]))
 CAN_ASK = bool(are_here(["request_input"]))
 
 
@@ -72,6 +74,17 @@ class OneTenant(Around):
     async def tenants(self) -> list[str]:
         """Return the tenant, if it has stored anything."""
         return [tenant for tenant in await self.backend.tenants() if tenant == self.tenant]
+
+    async def cut_cascades(self, before: float, limit: int) -> list[tuple[str, str]]:
+        """Return the tenant's cascades that are not finished."""
+        return [row for row in await self.backend.cut_cascades(before, limit) if row[0] == self.tenant]
+
+
+async def finish_cascades(own: OneTenant) -> None:
+    """Do what upkeep does a while after a crash: go on with cascades that were cut off."""
+    if CAN_CASCADE:
+        from asyncgate.extras.families import rules
+        await rules.resume_cascades(Engine(own), 0.0)
 
 
 def own_tenant() -> dict[str, Any]:
@@ -338,6 +351,8 @@ class Load:
         for seq in range(1, self.random.choice([1, 1, 1, 3])):
             await client.insist("record_step", **under, seq=seq, name="half", value=self.random.random())
         draw = self.random.random()
+        if CAN_APPEND and self.random.random() < 0.2:
+            await self.append(client, under)
         if draw < 0.60:
             await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
         elif draw < 0.70:
@@ -354,6 +369,19 @@ class Load:
         elif draw < 0.98 and CAN_ASK:
             await self.ask(client, under)
 
+    async def append(self, client: Client, under: dict[str, Any]) -> None:
+        """Append chunks that differ, each of them once, though calls are repeated."""
+        position: int | None = None
+        for _ in range(self.random.randint(1, 3)):
+            chunks = [f"{client.by} {self.next()}" for _ in range(self.random.randint(1, 3))]
+            if position is None:
+                appended = await client.ask("append_output", **under, chunks=chunks)
+            else:
+                appended = await client.insist("append_output", **under, chunks=chunks, position=position)
+            if appended.reply is None:
+                return
+            position = appended.reply["chunks"]
+
     async def wait_for_children(self, client: Client, under: dict[str, Any]) -> None:
         """Create children, and give the lease back until they have ended; cancel some of them."""
         parent = under["task_id"]
@@ -365,6 +393,8 @@ class Load:
         await client.insist("release_lease", **under, until_children=self.random.choice(["all", "any"]))
         if made.reply and self.random.random() < 0.5:
             await client.insist("cancel_task", task_id=made.reply["task_id"])
+        if CAN_CASCADE and self.random.random() < 0.3:      # once: what a kill has cut off, upkeep goes on with
+            await client.ask("cancel_task", task_id=parent, cascade=True)
 
     async def ask(self, client: Client, under: dict[str, Any]) -> None:
         """Ask the boss something; go on if there is an answer already."""

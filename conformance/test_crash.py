@@ -16,7 +16,7 @@ import pytest
 from asyncgate import Engine
 from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import read_stored, violations
-from asyncgate.conformance.load import CAN_LIMIT, Load, OneTenant, own_tenant, serving
+from asyncgate.conformance.load import CAN_LIMIT, Load, OneTenant, finish_cascades, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
@@ -42,6 +42,7 @@ async def wrong_with(database: str, load: Load) -> list[str]:
     backend = await open_backend(database)
     try:
         own = OneTenant(backend, load.server.tenant)
+        await finish_cascades(own)
         return [*violations(load.calls, await read_stored(own)), *(await verify(own)).problems,
                 *await wrong_usage(Engine(backend), load.server.tenant)]
     finally:

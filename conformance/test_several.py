@@ -16,7 +16,7 @@ import pytest
 from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, read_stored, violations
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
-from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, own_tenant, serving
+from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, finish_cascades, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.verify import verify
 
@@ -192,6 +192,7 @@ async def wrong_with(database: str, load: Load) -> list[str]:
     backend = await open_backend(database)
     try:
         own = OneTenant(backend, load.server.tenant)
+        await finish_cascades(own)
         return violations(load.calls, await read_stored(own)) + (await verify(own)).problems
     finally:
         await backend.close()

@@ -330,6 +330,41 @@ async def test_what_turns_and_rates_leave_behind_is_deleted(gate: harness.Gate) 
     assert [offer.task_id for offer in await claim(gate)] == [waiting]
 
 
+async def test_turns_of_tasks_that_were_all_canceled_go_with_their_lane_though_nobody_claims(
+        gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="customer", concurrency_per_key=1)
+    first, second = [await gate.create(type="gone", limits={"customer": "a"}) for _ in range(2)]
+    await claim(gate)
+    assert await claim(gate) == []      # which blocks the turn
+    for task_id in (first, second, await gate.create(type="gone", limits={"customer": "b"})):
+        await gate.cancel_task(task_id=task_id)
+    kept = await gate.create(type="kept", limits={"customer": "a"})
+
+    await gate.backend.drop_lanes(gate.tenant_id)
+
+    turns = await gate.backend.page(gate.tenant_id, queries.Rows(stored_limits.Turn, "", 10))
+    assert [turn.limits for turn in turns] == ['{"customer":"a"}']
+    assert [offer.task_id for offer in await claim(gate)] == [kept]
+    again = await gate.create(type="gone", limits={"customer": "b"})
+    assert [offer.task_id for offer in await claim(gate)] == [again]
+
+
+async def test_the_numbers_of_all_limits_are_those_of_all_tenants(gate: harness.Gate) -> None:
+    names = [f"{gate.tenant_id} {kind}" for kind in ("set", "unset")]
+    for each in (gate, gate.stranger()):
+        await each.as_admin().set_limit(name=names[0], concurrency_per_key=1)
+        for key in ("a", "a", "b"):
+            await each.create(limits={names[0]: key, names[1]: ""})
+        await claim(each, 5)
+
+    before = await gate.backend.limit_depths()
+
+    [depth] = [row for row in before if row.name == names[0]]
+    assert (depth.is_set, depth.held, depth.waiting, depth.stopped_until) == (True, 4, 2, None)
+    [unset] = [row for row in before if not row.is_set]
+    assert unset.waiting >= 2
+
+
 async def test_the_true_cost_that_a_worker_tells_at_the_end_counts(gate: harness.Gate) -> None:
     await gate.as_admin().set_limit(name="tokens", rate={"count": 100, "seconds": 60})
     for _ in range(3):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -199,3 +200,89 @@ async def test_a_random_program_never_sees_a_limit_exceeded_a_slot_leaked_or_a_k
     gate = make_gate(max_expiries=0, expiry_jitter_seconds=0.0)
 
     await Program(gate, seed).run(70)
+
+
+class Deal:
+    """Whose turn it is among keys with weights, as the page on limits says it: who has got least is next."""
+
+    def __init__(self, weights: dict[str, float], most: int) -> None:
+        self.weights, self.most = weights, most
+        self.waiting, self.held = Counter[str](), Counter[str]()
+        self.served: dict[str, float] = {}
+        self.stages: dict[str, str] = {}
+        self.passed = Counter[str]()        # leases of others since a key had a task and room
+
+    def find_level(self) -> float:
+        """Return how much the open turn has got that has got least."""
+        return min((self.served[key] for key, stage in self.stages.items() if stage == "open"), default=0.0)
+
+    def begin(self, key: str) -> None:
+        """Open the turn of a key, level with the one that is next."""
+        self.served[key] = max(self.served.get(key, 0.0), self.find_level())
+        self.stages[key] = "open"
+
+    def create(self, key: str) -> None:
+        """Let a task of a key wait."""
+        self.waiting[key] += 1
+        if self.stages.get(key, "idle") == "idle":
+            self.begin(key)
+
+    def claim(self) -> str | None:
+        """Return the key whose task a claim gets."""
+        able = [key for key in self.waiting if self.waiting[key] and self.held[key] < self.most]
+        for key in sorted((key for key in self.stages if self.stages[key] == "open"),
+                          key=lambda key: (self.served[key], key)):
+            if not self.waiting[key]:
+                self.stages[key] = "idle"
+            elif self.held[key] >= self.most:
+                self.stages[key] = "blocked"
+            else:
+                self.waiting[key] -= 1
+                self.held[key] += 1
+                self.served[key] += 1 / self.weights[key]
+                self.passed = Counter({other: self.passed[other] + 1 for other in able if other != key})
+                return key
+        assert not able, "a key is starved"
+        return None
+
+    def end(self, key: str) -> None:
+        """End a lease of a key."""
+        self.held[key] -= 1
+        if self.stages[key] == "blocked":
+            self.begin(key)
+
+    def list_starved(self) -> list[str]:
+        """Return keys that had a task and room while others got more than their weights give them."""
+        whole = sum(self.weights.values())
+        return [key for key, number in self.passed.items()
+                if number > whole / self.weights[key] + len(self.weights)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_turns_come_in_the_order_that_weights_give_them_and_no_key_starves(
+        gate: harness.Gate, seed: int) -> None:
+    choice = random.Random(seed)
+    weights = {"a": 1.0, "b": 3.0, "c": 0.5, "d": 1.0}
+    deal, most, held = Deal(weights, choice.randint(1, 3)), 0, list[tuple[str, wire.Offer]]()
+    keys: dict[str, str] = {}       # by task
+    await gate.as_admin().set_limit(name="key", concurrency_per_key=deal.most, overrides={
+        key: {"weight": weight} for key, weight in weights.items()})
+
+    for _ in range(150):
+        step = choice.choices(("create", "claim", "end"), (4, 5, 3))[0]
+        if step == "create":
+            key = choice.choice(sorted(weights))
+            keys[await gate.create(limits={"key": key})] = key
+            deal.create(key)
+        elif step == "claim":
+            offers = (await gate.as_worker().lease_next(max_tasks=1)).tasks
+            expected = deal.claim()
+            assert [keys[offer.task_id] for offer in offers] == ([] if expected is None else [expected])
+            held += [(keys[offer.task_id], offer) for offer in offers]
+            most += len(offers)
+        elif held:
+            key, offer = held.pop(choice.randrange(len(held)))
+            await gate.as_worker().complete(**harness.under(offer, artifacts=["x"]))
+            deal.end(key)
+        assert deal.list_starved() == []
+    assert most > 20

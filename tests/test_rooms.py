@@ -41,7 +41,7 @@ EXTRAS = {
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
-    "limits": (*BELOW, "identity", "commands", "clients", "joint"),
+    "limits": (*BELOW, "identity", "commands", "clients", "joint", "metrics"),
     "families": (*BELOW, "joint"),
     "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),

@@ -48,7 +48,7 @@ from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hos
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
-from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire
+from asyncgate.parts.model import errors, queries, stored, stored_limits, stored_webhooks, wire
 from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.limiting import read_pattern
@@ -837,6 +837,14 @@ class Postgres(pages.Pages):
         number, since = (await self._ask(sql.COUNT_UNANSWERED))[0]
         return number, since
 
+    async def limit_depths(self) -> list[stored_limits.LimitDepth]:
+        """Return what the limits of all tenants have."""
+        return [stored_limits.LimitDepth(*row) for row in await self._ask(sql.LIMIT_DEPTHS)]
+
+    async def cut_cascades(self, before: float, limit: int) -> list[tuple[str, str]]:
+        """Return cascades that are not finished."""
+        return [(tenant_id, task_id) for tenant_id, task_id in await self._ask(sql.CUT_CASCADES, before, limit)]
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
@@ -858,6 +866,8 @@ class Postgres(pages.Pages):
             db.add("SELECT pg_advisory_xact_lock($1::int, $2::int)", sql.WRITERS, sql.writers_key(uuid.UUID(tenant_id)))
             lanes = [row[0] for row in await db.fetch(sql.EMPTY_LANES, tenant_id)]
             db.add("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])", tenant_id, lanes)
+            db.add("DELETE FROM asyncgate.turns WHERE tenant_id = $1 AND lane = ANY ($2::text[])", tenant_id,
+                   [str(lane) for lane in lanes])
             db.add(f"DELETE FROM asyncgate.queues WHERE tenant_id = $1 AND lane IN ({sql.EMPTY_QUEUES})",
                    tenant_id, kept_since)
             await db.execute("COMMIT")

@@ -116,6 +116,23 @@ async def check_webhooks(at: Installation) -> AsyncIterator[findings.Finding]:
         yield findings.all_well(f"webhooks: {number}, none of which fails")
 
 
+async def check_task_limits(at: Installation) -> AsyncIterator[findings.Finding]:
+    """Look for limits of tasks that are stopped while tasks wait, that allow nothing, or that nobody has set."""
+    if at.running is None:
+        return
+    depths, now = await at.running.backend.limit_depths(), at.running.backend.now()
+    for depth in depths:
+        if not depth.is_set:
+            yield findings.note(f"tasks that wait and name a limit which nobody has set, such as {depth.name}: "
+                                f"{depth.waiting}; it keeps none of them", "`asyncgate set-limit NAME …` sets it")
+        elif depth.waiting and depth.stopped_until is not None and depth.stopped_until > now:
+            yield findings.warn(f"the limit {depth.name} is stopped for {say_length(depth.stopped_until - now)}, and "
+                                f"{depth.waiting} tasks that name it wait",
+                                f"`asyncgate get-limit {depth.name}` says which task has stopped it")
+    if depths and not any(depth.stopped_until is not None and depth.stopped_until > now for depth in depths):
+        yield findings.all_well(f"limits of tasks: {sum(depth.is_set for depth in depths)}, none of which is stopped")
+
+
 def name_first(names: list[str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -124,7 +141,7 @@ def name_first(names: list[str]) -> str:
 
 RUNNING: dict[str, Check] = {
     "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "webhooks": check_webhooks,
-    "counting": check_shared_limits}
+    "counting": check_shared_limits, "task limits": check_task_limits}
 
 
 async def examine_gate(engine: Engine, caller: Caller, ask: findings.ExamineGate) -> findings.Examination:

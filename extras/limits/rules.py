@@ -8,25 +8,58 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Work
 from asyncgate.extras.limits import wire_limits
 from asyncgate.parts.identity.admin import audit_change, target_tenant, write_audited
+from asyncgate.parts.metrics.numbers import Names
 from asyncgate.parts.model import errors, queries, stored_limits, wire
 from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.limiting import MOST_CONCURRENT, Rules, decode_rules, read_pattern
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.process.kit import Bounded
 
+MOST_WARNED = 20            # names that one call looks up
+MOST_SEEN_SET, SEEN_SET_SECONDS = 1000, 30.0      # limits that are not looked up for a warning, and for how long
 MOST_SET = 100              # limits of a tenant
 MOST_HOLDERS = 100          # shown at once
 MOST_RULES_BYTES = 64 * 2**10
 
 
 class RoomCalls(Extension):
-    """Calls claims that wait when a limit has room again, or will have."""
+    """Calls claims that wait when a limit has room again, or will have; warns of limits that nobody has set."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.depths: list[stored_limits.LimitDepth] = []    # when metrics last looked at them
+        self.names = Names(0)                               # which of them have lines of their own
+        self.known: Bounded[tuple[str, str], float] = Bounded(MOST_SEEN_SET)       # limits that were set, and when seen
+
+    async def look(self) -> None:
+        """Read what the limits have, for metrics."""
+        self.depths = await self.engine.backend.limit_depths()
+
+    async def after_call(self, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
+        """Warn whoever creates tasks that name a limit which nobody has set: it may be misspelt, and keeps nothing."""
+        if not isinstance(ask, wire.CreateTask | wire.CreateTasks) or not hasattr(reply, "warnings"):
+            return
+        orders: list[Any] = list(ask.tasks) if isinstance(ask, wire.CreateTasks) else [ask]
+        names = {name for order in orders if isinstance(order, wire.CreateTask) for name in order.limits or ()}
+        if unset := [name for name in sorted(names)[:MOST_WARNED] if not await self._is_set(caller.tenant_id, name)]:
+            before = getattr(reply, "warnings", UNSET) or ()
+            reply.warnings = [*before, f"nobody has set the limit {', '.join(unset)}: it keeps nothing, until an admin "
+                                       "calls set_limit"]
+
+    async def _is_set(self, tenant_id: str, name: str) -> bool:
+        """Whether somebody has set a limit; one that was is not looked up again for a while."""
+        now = self.engine.backend.now()
+        if 0 <= now - self.known.get((tenant_id, name), -SEEN_SET_SECONDS) < SEEN_SET_SECONDS:
+            return True
+        if await self.engine.backend.record(tenant_id, stored_limits.Limit, name) is None:
+            return False
+        self.known.put((tenant_id, name), now)
+        return True
 
     def after_commit(self, work: Work) -> None:
         """Call claims for the tasks of each lane that a lease has made room for; all when a limit was set."""

@@ -135,6 +135,9 @@ class AheadOf(Query[int], frozen=True):
     limits: str | None = None
 
 
+HOLDS_COUNTED = 10_000      # of each limit, for metrics
+
+
 class LimitUse(Query[tuple[int, int]], frozen=True):
     """How many leases count against a limit, or one of its keys, up to `most`, and how many tasks that have it wait."""
 

@@ -31,7 +31,7 @@ class Hold(Struct, frozen=True):
     since: float                        # when it was leased
 
 
-@stored("turns", "whose turn it is where tasks have limits", "an hour after its last waiting task", "upkeep, hourly",
+@stored("turns", "whose turn it is where tasks have limits", "an hour after its last waiting task", "upkeep",
         key="lane limits", left_alone="goes when none of its tasks waits any more", indexes=(
             "turns_open (tenant_id, lane, served, limits) WHERE stage = 'open'",
             "turns_blocked (tenant_id, blocked_by, blocked_key, served) WHERE stage = 'blocked'",
@@ -46,6 +46,16 @@ class Turn(Struct, frozen=True):
     blocked_by: Content[IdText] = ""    # the limit that it waits for
     blocked_key: Content[IdText] = ""   # and the key
     until: float | None = None          # when it is open again by itself
+
+
+class LimitDepth(Struct, frozen=True):
+    """What a limit has now, over all tenants; or what waits for limits that are named and that nobody has set."""
+
+    name: str                           # of those that nobody has set, the first
+    is_set: bool
+    held: int                           # leases that count against it
+    waiting: int                        # tasks that name it and wait, for it or for anything else
+    stopped_until: float | None = None
 
 
 @stored("rate_uses", "how much of a rate is used up", "an hour after its time is over", "upkeep, hourly",

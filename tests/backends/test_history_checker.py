@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from asyncgate.conformance.history import Call, Stored, violations
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.stored import Bulk, Event, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.stored_journal import RecordedStep
+from asyncgate.parts.model.stored_output import OutputEntry
 
 HERE, THERE = "tenant here", "tenant there"
 
@@ -334,6 +336,44 @@ def family(f: Forgery, early: bool = False, counts: str = '{"canceled":1,"told":
     f.end.progress["y"] = Progress("y", "null", 3, 1, 0.0, 1, family=counts)
 
 
+def output(f: Forgery, *, places: tuple[int, ...] = (1, 2, 3), chunks: tuple[str, ...] = ("one", "two"),
+           digest: str | None = None, first: int = 0) -> None:
+    """Task v gives two chunks, and its worker is told so."""
+    entries, state = [], None
+    for place, chunk in zip(places, (None, *chunks), strict=False):
+        content = "{}" if chunk is None else json.dumps(chunk)
+        entries.append(OutputEntry("v", f"{place:010d}", "state" if chunk is None else "chunk", content, 1, 0.0))
+        if chunk is not None:
+            state = sha256(state, place, hashlib.sha256(content.encode()).hexdigest())
+    f.call("append_output", "w1", {"offset": 3, "chunks": first + 2}, task_id="v", lease_id="v-a",
+           chunks=["one", "two"])
+    f.end.outputs["v"] = entries
+    f.end.progress["v"] = Progress("v", "null", 0, 0, 0.0, 0, outputs=len(entries), chunks=len(chunks),
+                                   output_sha256=digest or state)
+
+
+def leaves_a_gap_in_an_output(f: Forgery) -> None:
+    output(f, places=(1, 2, 4))
+
+
+def loses_a_chunk(f: Forgery) -> None:
+    output(f, chunks=("one",))
+
+
+def stores_chunks_twice(f: Forgery) -> None:
+    output(f, places=(1, 2, 3, 4, 5), chunks=("one", "two", "one", "two"), first=2)
+
+
+def changes_a_chunk_behind_its_hash(f: Forgery) -> None:
+    output(f, digest="of something else")
+
+
+def leaves_a_descendant_open(f: Forgery) -> None:
+    f.call("cancel_task", "ada", {"ok": True, "status": "canceled", "descendants": 0}, task_id="u", cascade=True)
+    f.change("v", parent_task_id="u")
+    f.end.progress["u"] = Progress("u", "null", 0, 0, 0.0, 0, family='{"open":1}')
+
+
 def lets_a_parent_wait_for_what_has_ended(f: Forgery) -> None:
     family(f, held=True)
 
@@ -572,6 +612,8 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
     ("ORDER", turns_a_claim_around), ("PARKS", leases_what_is_parked), ("PARKS", counts_a_park_twice),
+    ("OUTPUTS", leaves_a_gap_in_an_output), ("OUTPUTS", loses_a_chunk), ("OUTPUTS", stores_chunks_twice),
+    ("OUTPUTS", changes_a_chunk_behind_its_hash), ("CASCADES", leaves_a_descendant_open),
     ("FAMILIES", lets_a_parent_wait_for_what_has_ended), ("FAMILIES", leases_a_parent_before_its_child_has_ended),
     ("FAMILIES", forgets_the_end_of_a_child), ("FAMILIES", tells_another_end_of_a_child),
     ("STEPS", keeps_another_value_of_a_step), ("STEPS", loses_a_step), ("STEPS", tells_of_more_steps_than_there_are),
@@ -628,6 +670,13 @@ def test_a_recorded_step_and_a_park_are_part_of_a_true_history() -> None:
 def test_a_parent_that_is_leased_after_the_end_of_its_child_is_part_of_a_true_history() -> None:
     f = truth()
     family(f)
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_output_in_one_order_is_part_of_a_true_history() -> None:
+    f = truth()
+    output(f)
 
     assert violations(f.calls, f.final) == []
 

@@ -83,6 +83,7 @@ from asyncgate.parts.model.stored import (
     UsageHead,
     key_of,
 )
+from asyncgate.parts.model.stored_families import Cascade
 from asyncgate.parts.model.stored_limits import Hold, Limit, RateUse, Turn
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.stored_output import OutputEntry
@@ -166,7 +167,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
         spell("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue "
-              "count_unanswered")
+              "count_unanswered limit_depths cut_cascades")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
@@ -177,10 +178,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
                        "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
-                       "erasures declared_types type_policies holds limits rate_uses turns")
+                       "erasures declared_types type_policies holds limits rate_uses turns cascades")
         | spell("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
-                         "webhook_deliveries presences bulks declared_types outputs holds limits rate_uses turns")),
+                         "webhook_deliveries presences bulks declared_types outputs holds limits rate_uses turns "
+                         "cascades")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -192,7 +194,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at "
              "states.lane states.priority states.ready states.held states.updated_at states.next_eligible_at",
-             "queues.tenant_id queues.lane queues.type queues.queued queues.held queues.leased")
+             "queues.tenant_id queues.lane queues.type queues.queued queues.held queues.leased",
+             "lanes.tenant_id lanes.lane lanes.pattern limits.tenant_id limits.name limits.stopped_until",
+             "holds.tenant_id holds.limit_name cascades.tenant_id cascades.task_id cascades.since")
         | spell("asyncgate_sweeper UPDATE", "states.check_at")
         | spell("asyncgate_auth SELECT", "accounts.tenant_id accounts.suspended_at")
         | {f"asyncgate_auth SELECT api_keys.{name}" for name in ("tenant_id", *Key.__struct_fields__)}),
@@ -215,7 +219,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "only the look-ups across tenants and the ways to take rows away run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
-         "count_unanswered",
+         "count_unanswered", "limit_depths", "cut_cascades",
          "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit",
          "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""
@@ -347,6 +351,9 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.append_output(**under(done), chunks=[mark])
     await w1.declare_type(type=f"declared-{mark}", description=mark, payload_schema={"title": mark})
     await gate.as_admin().set_type_policy(on_mismatch="refuse")
+    cut_off = Cascade("cut off", "agent", "ada", mark, gate.now())
+    await gate.engine.change(gate.tenant_id, lambda work: work.keep_record(cut_off),
+                             (Cascade, ("cut off",)))
     await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
     retried = await gate.leased(payload=mark, max_attempts=3, retry_backoff_seconds=600)
     await w1.fail(**under(retried), error=mark, retryable=True)

@@ -37,6 +37,9 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         f'asyncgate_leases_ended_total{{{TYPE},ending="failed"}}': "0+3x60",
         f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+7x60"}, {"type": "demo"}),
     "AsyncGateQuestionsWait": ({f"asyncgate_unanswered_oldest_seconds{{{GATE}}}": "90000+60x60"}, {}),
+    "AsyncGateLimitStopped": ({
+        f'asyncgate_limit_stopped{{{GATE},limit="openai"}}': "1x60",
+        f'asyncgate_limit_waiting_tasks{{{GATE},limit="openai"}}': "7x60"}, {"limit": "openai"}),
     "AsyncGateDown": ({f'up{{job="asyncgate",{GATE}}}': "1x30 0x30"}, {"instance": "gate:8080", "job": "asyncgate"}),
     "AsyncGateTasksHeld": ({f"asyncgate_tasks_held_total{{{TYPE}}}": "0x40 1x20"}, {"type": "demo"}),
     "AsyncGateErrors": ({
@@ -70,6 +73,8 @@ QUIET = {
     f'up{{job="asyncgate",{GATE}}}': "1x60",
     f"asyncgate_tasks_held_total{{{TYPE}}}": "3x60",
     f"asyncgate_unanswered_oldest_seconds{{{GATE}}}": "0+60x60",
+    f'asyncgate_limit_stopped{{{GATE},limit="openai"}}': "1x60",
+    f'asyncgate_limit_waiting_tasks{{{GATE},limit="openai"}}': "0x60",
     f'asyncgate_requests_total{{{GATE},status="2xx"}}': "0+1000x60",
     f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+1x60",
     f'asyncgate_requests_total{{{GATE},operation="ready",status="5xx"}}': "0+60x60",     # it drains

@@ -76,6 +76,7 @@ def test_a_real_prometheus_has_what_alerts_and_dashboards_ask_for(
     database = f"sqlite:///{tmp_path}/gate.db"
     first = start(*SETTINGS, database=database)
     work_on(first, "waiting")
+    call(first, "POST", "/v1/task-limits", {"name": "openai"})
     first.process.terminate()
     first.process.communicate()
     live, port = start(*SETTINGS, database=database), free_port()    # queues are looked at when it starts

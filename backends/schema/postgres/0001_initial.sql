@@ -337,6 +337,14 @@ GRANT SELECT (tenant_id, task_id, asyncgate_instance, status, attempt, max_attem
     UPDATE (check_at) ON asyncgate.states TO asyncgate_sweeper;
 GRANT SELECT (tenant_id) ON asyncgate.outbox TO asyncgate_sweeper;
 GRANT SELECT ON asyncgate.webhook_heads TO asyncgate_sweeper;
+CREATE POLICY sweep ON asyncgate.lanes FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.limits FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.holds FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.cascades FOR SELECT TO asyncgate_sweeper USING (true);
+GRANT SELECT (tenant_id, task_id, since) ON asyncgate.cascades TO asyncgate_sweeper;
+GRANT SELECT (tenant_id, lane, pattern) ON asyncgate.lanes TO asyncgate_sweeper;
+GRANT SELECT (tenant_id, name, stopped_until) ON asyncgate.limits TO asyncgate_sweeper;
+GRANT SELECT (tenant_id, limit_name) ON asyncgate.holds TO asyncgate_sweeper;
 
 -- A key is looked up before its tenant is known.
 CREATE POLICY auth ON asyncgate.api_keys FOR SELECT TO asyncgate_auth USING (true);
@@ -509,6 +517,35 @@ AS $$
             SELECT s.updated_at FROM asyncgate.states AS s
             WHERE s.tenant_id = t.tenant_id AND s.held = 'input_required' LIMIT most) AS s
         LIMIT most) AS h
+$$;
+
+-- What limits have by name, and in one row what waits for those that nobody has set.
+CREATE FUNCTION asyncgate.limit_depths(most int)
+RETURNS TABLE (name text, is_set boolean, held bigint, waiting bigint, stopped_until float8)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH named AS MATERIALIZED (
+        SELECT l.tenant_id, j.name, sum(q.queued)::bigint AS waiting
+        FROM asyncgate.lanes AS l JOIN asyncgate.queues AS q USING (tenant_id, lane),
+            json_object_keys(l.pattern::json) AS j (name)
+        WHERE l.pattern IS NOT NULL GROUP BY l.tenant_id, j.name HAVING sum(q.queued) > 0)
+    SELECT l.name::text, true, sum(h.number)::bigint, sum(coalesce(n.waiting, 0))::bigint, max(l.stopped_until)
+    FROM asyncgate.limits AS l
+    CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
+        SELECT FROM asyncgate.holds AS h WHERE h.tenant_id = l.tenant_id AND h.limit_name = l.name LIMIT most) AS c) AS h
+    LEFT JOIN named AS n ON n.tenant_id = l.tenant_id AND n.name = l.name
+    GROUP BY l.name
+    UNION ALL
+    SELECT min(n.name), false, 0, sum(n.waiting)::bigint, NULL FROM named AS n
+    WHERE NOT EXISTS (SELECT FROM asyncgate.limits AS l WHERE l.tenant_id = n.tenant_id AND l.name = n.name)
+    HAVING count(*) > 0
+$$;
+
+-- Cascades that are not finished: the process that began them may be gone.
+CREATE FUNCTION asyncgate.cut_cascades(before float8, most int) RETURNS TABLE (tenant uuid, task_id text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT c.tenant_id, c.task_id::text FROM asyncgate.cascades AS c WHERE c.since <= before ORDER BY c.since LIMIT most
 $$;
 
 CREATE FUNCTION asyncgate.find_key(wanted text)
@@ -773,6 +810,8 @@ ALTER FUNCTION asyncgate.lapses(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.depths(float8, int, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.count_overdue(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.count_unanswered(int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.limit_depths(int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.cut_cascades(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.find_key(text) OWNER TO asyncgate_auth;
 SET LOCAL ROLE asyncgate_owner;
 REVOKE CREATE ON SCHEMA asyncgate FROM asyncgate_sweeper, asyncgate_auth;

@@ -15,6 +15,7 @@ const VIEWS = [
   {name: "queues", title: "Queues", letter: "q", needs: ["list_queues"]},
   {name: "workers", title: "Workers", letter: "w", needs: ["list_workers"]},
   {name: "schedules", title: "Schedules", letter: "s", needs: ["list_schedules"]},
+  {name: "limits", title: "Limits", letter: "m", needs: ["list_limits"]},
   {name: "ledger", title: "Ledger", letter: "l", needs: ["list_seals"]},
   {name: "admin", title: "Admin", letter: "a", needs: ["list_keys", "list_audit"]},
   {name: "health", title: "Health", letter: "h", needs: ["examine_gate", "health"]},

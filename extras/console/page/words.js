@@ -42,6 +42,10 @@ const HOLDS = {
   children_open: "it waits for its children",
   receipts_per_task: "it has as many receipts as it may have",
 };
+const RULES = {
+  concurrency_total: "Leases at once", concurrency_per_key: "Under each key", rate: "May begin", overrides: "Differ",
+  weight: "Turns while others get one",
+};
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
 
 const numbers = new Intl.NumberFormat();
@@ -68,6 +72,11 @@ export function sayHold(code) {
   return HOLDS[code] ?? plain(code);
 }
 
+/** Say the name of what a limit allows. */
+export function sayRule(name) {
+  return RULES[name] ?? plain(name);
+}
+
 /** Say what an empty list of facts means. */
 export function sayEmpty(name) {
   return ANY[name] ?? "none";
@@ -75,5 +84,5 @@ export function sayEmpty(name) {
 
 /** Whether a code, or the name of a fact, has words of its own. */
 export function hasWords(code) {
-  return [CAUSES, FACTS, HOLDS].some((words) => Object.hasOwn(words, code));
+  return [CAUSES, FACTS, HOLDS, RULES].some((words) => Object.hasOwn(words, code));
 }

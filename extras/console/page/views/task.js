@@ -14,6 +14,7 @@ import {sayHold} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
 import {showEvidence} from "./task_evidence.js";
 import {readFamily, showFamily} from "./task_family.js";
+import {TaskOutput} from "./task_output.js";
 import {tellStory} from "./task_story.js";
 import {sayError, showTimeline} from "./task_timeline.js";
 
@@ -48,6 +49,7 @@ export async function load(page) {
     page.may("get_task_history") ? mayBeRefused(readHistory(page, task_id)) : null]);
   const receipts = (history?.events ?? []).flatMap((event) => event.receipt ?? []);
   tick(page, !task.result);
+  if (page.may("read_output")) page.local.output ??= new TaskOutput(page, task_id);
   const [strangers, family] = await Promise.all([readStrangers(page, receipts),
     mayBeRefused(readFamily(page, task))]);
   return {task, explanation, history, receipts, strangers, family: family ?? []};
@@ -132,6 +134,7 @@ export function show(data, page) {
     explanation ? showExplanation(data, page) : h("p", {class: "quiet"},
       "Only its owner and admins are told why it is not done."),
     showContents(data, page),
+    page.local.output?.show(),
     showFamily(task, data.family),
     section("Timeline", {id: "timeline"}, story ? showTimeline(story, task, page) : showNoHistory()),
     section("Receipts", {id: "receipts", actions: history?.more
