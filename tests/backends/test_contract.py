@@ -26,8 +26,8 @@ CAN: dict[str, tuple[type, set[Any]]] = {
     "postgresql": (Postgres, {LastingBackend, SharedBackend, ArchivingBackend})}
 
 
-def test_every_database_must_have_22_methods() -> None:
-    assert len([name for name, member in vars(Backend).items() if not name.startswith("_") and callable(member)]) == 22
+def test_every_database_must_have_24_methods() -> None:
+    assert len([name for name, member in vars(Backend).items() if not name.startswith("_") and callable(member)]) == 24
 
 
 @pytest.mark.parametrize("scheme", CAN)

@@ -145,7 +145,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
          for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues",
-                      "SELECT webhook_heads")}
+                      "SELECT webhook_heads", "SELECT lanes", "SELECT limits", "SELECT holds", "SELECT cascades")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
         | {f"SELECT {table} {{asyncgate_owner}}" for table in (
@@ -437,7 +437,7 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
 # What goes by itself, or when somebody removes it.
 OVER = [Limit("over", "{}", 0.0, "agent", "ada"), Hold("over", "key", "task", 0.0), RateUse("over", "key", 0.0, 1.0),
         Turn("0", "{}", 0.0, "idle"), DeclaredType("over", "", None, None, 0.0),
-        OutputEntry("over", "1", "chunk", "null", 0, 0.0)]
+        OutputEntry("over", "1", "chunk", "null", 0, 0.0), Cascade("over", "agent", "ada", None, 0.0)]
 
 
 async def keep_books(gate: Gate, mark: str) -> None:
