@@ -148,3 +148,26 @@ async def test_what_somebody_else_is_asked_is_not_asked_of_whoever_waits(live: A
     await working
 
     assert (user.asked, result.structured_content["status"]) == ([], "succeeded")
+
+
+async def test_a_user_who_answers_what_somebody_else_has_answered_meanwhile_gets_the_task(
+        live: Any, connect: Any) -> None:
+    class Late(User):
+        """Who answers when an admin has answered already."""
+
+        async def __call__(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+            """Answer a form."""
+            async with AsyncHttp(live.url, TOKEN) as gate:
+                (owed,) = [row for row in (await gate.call("list_open_obligations", agent_id="ada"))["open_obligations"]
+                           if row["receipt_type"] == "input.requested"]
+                await gate.call("answer_input", agent_id="ada", task_id=owed["task_id"], key="when", action="cancel")
+            return await super().__call__(context, params)
+    working = asyncio.create_task(work(live.url, {"key": "when", "message": "When?"}))
+
+    async with connect(live, "auto", elicitation_callback=Late(types.ElicitResult(action="decline"))) as client:
+        result = await client.call_tool("asyncgate.run_task", {
+            "type": "deploy", "payload": 7, "agent_id": "ada", "wait_seconds": 30})
+    await working
+
+    assert not result.is_error, result.content
+    assert result.structured_content["result"]["result"]["when"]["action"] == "cancel"

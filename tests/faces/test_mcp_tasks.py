@@ -12,12 +12,18 @@ import pytest
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.shared.exceptions import MCPError
 
+from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
+from asyncgate.conformance.harness import settings_for_tests
+from asyncgate.parts.app import Gate
+from asyncgate.parts.operations import OPERATIONS, table_of
+from tests.conftest import Served
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
 EXTENSION = "io.modelcontextprotocol/tasks"
+ASKING = {"request_input", "answer_input", "list_inputs"}       # of the extra
 
 
 class Handle(types.Result):
@@ -206,11 +212,11 @@ async def test_an_unknown_handle_and_a_client_that_takes_none_are_refused(
     assert undeclared.value.error.data == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
 
 
-def message(method: str, task_id: str, name: str) -> dict[str, Any]:
+def message(method: str, task_id: str, name: str, **more: Any) -> dict[str, Any]:
     """Return the body and headers of a request about a handle."""
     meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}}}
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"taskId": task_id, "_meta": meta}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"taskId": task_id, "_meta": meta, **more}}
     return {"body": body, "headers": [
         ("content-type", "application/json"), ("accept", "application/json, text/event-stream"),
         ("mcp-protocol-version", "2026-07-28"), ("mcp-method", method), ("mcp-name", name)]}
@@ -281,3 +287,23 @@ async def test_a_task_that_asks_its_owner_is_answered_by_its_handle(start: Any, 
     assert [*partly.input_requests] == ["may"]
     assert (after.status, after.input_requests) == ("working", None)
     assert {key: told["action"] for key, told in offer["inputs"].items()} == {"may": "decline", "when": "accept"}
+
+
+async def test_answers_are_refused_and_not_dropped_where_no_task_asks_anything(url: str) -> None:
+    table = table_of(*(op for name, op in OPERATIONS.items() if name not in ASKING))
+    gate = Gate(settings_for_tests(api_key=TOKEN), await open_backend(url), table)
+    async with gate.app.router.lifespan_context(gate.app):
+        served = Served(gate)
+        task_id = (await served.post("/v1/tasks", {"type": "demo", "payload": None}))["task_id"]
+
+        async def say(method: str, **more: Any) -> Any:
+            return (await served.call("POST", "/mcp", **message(method, task_id, task_id, **more))).json()
+        shown = await say("tasks/get")
+        answered = await say("tasks/update", inputResponses={"when": {"action": "decline"}})
+        empty = [await say("tasks/update"), await say("tasks/update", inputResponses={})]
+
+    assert shown["result"]["status"] == "working"
+    assert "inputRequests" not in shown["result"]
+    assert answered["error"]["code"] == -32602
+    assert answered["error"]["message"].startswith("nothing was answered: ")
+    assert ["error" in told for told in empty] == [False, False]

@@ -70,6 +70,13 @@ def test_a_gate_whose_settings_ask_for_an_extra_says_that_it_lacks_it(core: Path
         assert f"needs the extra {extra}, which this installation lacks" in output
 
 
+def test_it_refuses_the_answer_of_an_mcp_client_that_nothing_has_asked(core: Path) -> None:
+    output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/faces/test_mcp_tasks.py",
+                 "-k", "answers_are_refused")
+
+    assert "1 passed" in output
+
+
 def test_it_passes_the_tests_of_the_core(core: Path) -> None:
     output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
                  *(f"conformance/{name}" for name in TESTS), "tests/receipts")

@@ -533,13 +533,14 @@ class Facade:
         """Carry out a call that waits for a task, and whose client is asked what the task asks."""
         assert visit.call is not None
         assert isinstance(visit.call.ask, wire.RunTask | wire.GetTask)
-        ask, task_id, brief = visit.call.ask, params.request_state, visit.call.brief
+        ask, brief = visit.call.ask, visit.call.brief
         line = in_line.InLine(self.gate.engine, visit.caller, ctx, self._do)
         seconds, ask.wait_seconds = ask.wait_seconds, 0.0
-        if task_id is None:
+        if params.request_state is None:
             reply = await self._perform(visit.call, visit.caller)
             task_id = decode_json(reply)["task_id"]
         else:       # it is the same call, whose task there is already
+            task_id = line.open_state(params.request_state)
             await line.answer(task_id, in_line.read_responses(params))
         asked = await line.wait(task_id, seconds)
         return asked or await self._do(ctx, "get_task", {"task_id": task_id}, brief=brief)

@@ -1,7 +1,8 @@
 """Questions in line: a client that waits for a task, and can ask its user, is asked what the task asks.
 
 A call that waits is answered with the questions (`InputRequiredResult`), and the client repeats it with the answers.
-Between the two the gate keeps nothing: the state that the client sends back is the id of the task.
+Between the two the gate keeps nothing: the state that the client sends back is the id of the task, and what it was
+asked, sealed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import mcp_types as types
+from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import Struct
 
 from asyncgate import Caller, Engine
 from asyncgate.parts.faces.mcp import tasks
-from asyncgate.parts.model import stored, wire
-from asyncgate.parts.model.content import JsonObject, decode_json
+from asyncgate.parts.model import errors, stored, wire
+from asyncgate.parts.model.content import JsonObject, decode_json, sha256
 from asyncgate.parts.process.readers import Wants
+
+STATE = "questions in line"
 
 
 class Seen(Struct):
@@ -60,14 +64,29 @@ class InLine(Struct):
                                               lambda seen: seen.questions or seen.record.status in stored.TERMINAL)
         if not seen.questions:
             return None
-        return {"resultType": "input_required", "inputRequests": seen.questions, "requestState": task_id}
+        place = f"{task_id} {sha256(*seen.questions)[:16]}"      # another one in each round
+        return {"resultType": "input_required", "inputRequests": seen.questions,
+                "requestState": self.engine.seal_cursor(self.caller, place, STATE)}
+
+    def open_state(self, state: str) -> str:
+        """Return the task of a state that a client sends back."""
+        try:
+            return (self.engine.open_cursor(self.caller, state, STATE) or "").partition(" ")[0]
+        except errors.InvalidCursor:
+            raise MCPError(types.INVALID_PARAMS, "this gate has not given this requestState: send back that of the "
+                                                 "last answer, or call the tool anew without one") from None
 
     async def answer(self, task_id: str, responses: JsonObject) -> None:
-        """Answer what the user was asked."""
+        """Answer what the user was asked; what somebody else has answered meanwhile stays so."""
         record = decode_json(await self.perform(self.ctx, "get_task", {"task_id": task_id}))
-        await tasks.answer_all(
-            lambda operation, **more: self.perform(self.ctx, operation, {
-                **self._name_owner(task_id, record["created_by"]), **more}), responses)
+
+        async def perform(operation: str, **more: Any) -> bytes:
+            try:
+                return await self.perform(self.ctx, operation, {
+                    **self._name_owner(task_id, record["created_by"]), **more})
+            except tasks.IGNORED:
+                return b""
+        await tasks.answer_all(perform, responses)
 
     def _name_owner(self, task_id: str, owner: JsonObject) -> dict[str, Any]:
         """Name the task, and its owner where the credential names nobody: who waits for it speaks as its owner."""

@@ -30,6 +30,8 @@ POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
                 "failed": "completed", "canceled": "cancelled"}
 IGNORED = (errors.AlreadyAnswered, errors.InputExpired)     # by SEP-2663, and keys that were never asked
+NOTHING_ASKED = ("nothing was answered: the tasks of this gate ask nothing, because it lacks the extra asking; "
+                 "tasks/get shows the state of this one")
 MOST_PROGRESS = 500     # characters of progress in a status message
 _record = msgspec.json.Decoder(JsonObject).decode
 
@@ -132,7 +134,9 @@ class Tasks:
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Answer what a task asks; what is answered already, or was never asked, is ignored."""
         await self._task(ctx, params)
-        if params.input_responses and self.can_ask:
+        if params.input_responses and not self.can_ask:
+            raise MCPError(types.INVALID_PARAMS, NOTHING_ASKED)
+        if params.input_responses:
             await answer_all(lambda operation, **more: self._done(ctx, operation, params, ignored=IGNORED, **more),
                              params.input_responses)
         return {}
