@@ -16,26 +16,13 @@ import pytest
 
 from asyncgate.clients import Answer, Job, Question, Unanswered, Worker
 from asyncgate.clients.http import AsyncHttp, Refusal
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support import hasty
+from tests.support.hasty import TOKEN, ended
 
 pytestmark = pytest.mark.anyio
-TOKEN = "a-token-for-tests"
-HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
+anyio_backend, gate = hasty.anyio_backend, hasty.gate
 BOSS = {"principal_kind": "human", "principal_id": "boss"}
 WINDOW = {"type": "object", "properties": {"window": {"enum": ["now", "tonight"]}}, "required": ["window"]}
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """What a worker runs on."""
-    return "asyncio"
-
-
-@pytest.fixture
-async def gate(start: Any) -> AsyncIterator[AsyncHttp]:
-    """A client of a gate that sweeps fast."""
-    async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(start(*HASTY).url, TOKEN) as gate:
-        yield gate
 
 
 @contextlib.asynccontextmanager
@@ -70,13 +57,6 @@ async def asked(gate: AsyncHttp, *keys: str) -> None:
 async def answer(gate: AsyncHttp, task_id: str, key: str, action: str = "accept", **more: Any) -> dict[str, Any]:
     """Answer as the boss."""
     return dict(await gate.call("answer_input", **BOSS, task_id=task_id, key=key, action=action, **more))
-
-
-async def ended(gate: AsyncHttp, task_id: str) -> dict[str, Any]:
-    task: dict[str, Any] = {"status": "queued"}
-    while task["status"] not in ("succeeded", "failed", "canceled"):
-        task = await gate.call("get_task", task_id=task_id, wait_seconds=30)
-    return task
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,13 @@ import pytest
 
 from asyncgate.clients import Job, Park, Worker
 from asyncgate.clients.http import AsyncHttp
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support import hasty
+from tests.support.hasty import TOKEN, ended
 
 pytestmark = pytest.mark.anyio
-TOKEN = "a-token-for-tests"
-HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0", "max_progress_bytes=2000",
+anyio_backend, gate = hasty.anyio_backend, hasty.gate
+SETTINGS = ("max_progress_bytes=2000",
          "max_step_bytes=3000")
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """What a worker runs on."""
-    return "asyncio"
-
-
-@pytest.fixture
-async def gate(start: Any) -> AsyncIterator[AsyncHttp]:
-    """A client of a gate that sweeps fast, and takes little."""
-    async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(start(*HASTY).url, TOKEN) as gate:
-        yield gate
 
 
 async def run(gate: AsyncHttp, function: Callable[..., Any], **more: Any) -> dict[str, Any]:
@@ -52,13 +40,6 @@ async def run(gate: AsyncHttp, function: Callable[..., Any], **more: Any) -> dic
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await working
-
-
-async def ended(gate: AsyncHttp, task_id: str) -> dict[str, Any]:
-    task: dict[str, Any] = {"status": "queued"}
-    while task["status"] not in ("succeeded", "failed", "canceled"):
-        task = await gate.call("get_task", task_id=task_id, wait_seconds=30)
-    return task
 
 
 class Page(msgspec.Struct):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import AsyncHttp
+from tests.support import hasty
+from tests.support.hasty import TOKEN
 from tests.support.pages import ROOT, blocks
-from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-TOKEN = "a-token-for-tests"
+gate = hasty.gate
 BOSS = {"principal_kind": "human", "principal_id": "boss"}
-HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
 FRAMEWORKS = {"pydantic_ai": "pydantic_ai", "langgraph": "langgraph", "openai_agents": "agents"}
 # What each program begins with: what happens is noted in a file, and the first process dies at one of its moments.
 HEAD = """
@@ -172,13 +172,6 @@ async def work(prompt: str, job: Job) -> str:
 
 worker.run()
 """}
-
-
-@pytest.fixture
-async def gate(start: Any) -> AsyncIterator[AsyncHttp]:
-    """A client of a gate that sweeps fast."""
-    async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(start(*HASTY).url, TOKEN) as gate:
-        yield gate
 
 
 @contextmanager
