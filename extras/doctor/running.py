@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from asyncgate import Caller, Engine, Operation
 from asyncgate.extras.doctor import CHECKS, Check, examine
 from asyncgate.extras.doctor.installation import Installation
+from asyncgate.extras.doctor.questions import check_questions
 from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model import findings, stored_webhooks
-from asyncgate.parts.model.words import say_length
+from asyncgate.parts.model.words import say_first, say_length
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from asyncgate.parts.process.duties import Duty
 
-MOST_NAMED = 5
 LATE_ROUNDS, SLACK_SECONDS = 3, 10.0        # a job is late that has not begun for so many intervals and a moment
 
 
@@ -106,10 +106,10 @@ async def check_webhooks(at: Installation) -> AsyncIterator[findings.Finding]:
             if row.state == "parked" or (row.state == "active" and row.failing_since is not None):
                 (parked if row.state == "parked" else failing).append(f"{row.webhook_id} of tenant {tenant_id}")
     if failing:
-        yield findings.warn(f"webhooks that fail: {name_first(failing)}",
+        yield findings.warn(f"webhooks that fail: {say_first(failing)}",
                             "`asyncgate list-webhooks --tenant TENANT` says why; the gate tries them again")
     if parked:
-        yield findings.warn(f"webhooks that failed for days, so that nothing is sent: {name_first(parked)}",
+        yield findings.warn(f"webhooks that failed for days, so that nothing is sent: {say_first(parked)}",
                             "when the receiver is repaired: `asyncgate change-webhook WEBHOOK_ID --tenant TENANT "
                             "--active`")
     if number and not failing and not parked:
@@ -133,15 +133,9 @@ async def check_task_limits(at: Installation) -> AsyncIterator[findings.Finding]
         yield findings.all_well(f"limits of tasks: {sum(depth.is_set for depth in depths)}, none of which is stopped")
 
 
-def name_first(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
 RUNNING: dict[str, Check] = {
     "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "webhooks": check_webhooks,
-    "counting": check_shared_limits, "task limits": check_task_limits}
+    "counting": check_shared_limits, "task limits": check_task_limits, "questions": check_questions}
 
 
 async def examine_gate(engine: Engine, caller: Caller, ask: findings.ExamineGate) -> findings.Examination:

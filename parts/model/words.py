@@ -38,6 +38,12 @@ def say_times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
 
 
+def say_first(names: list[str], most: int = 5) -> str:
+    """Say the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def say_list(names: Iterable[str]) -> str:
     """Say names as a sentence does: a; a and b; a, b and c."""
     words = list(names)

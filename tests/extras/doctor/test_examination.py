@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import sqlite3
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
 from asyncgate.extras.doctor import examine
@@ -156,3 +158,59 @@ async def test_a_check_that_breaks_is_a_finding_and_stops_no_other(served: Serve
 
     assert [(finding.check, finding.severity) for finding in findings] == [("broken", "error"), ("again", "error")]
     assert "RuntimeError: no hands" in findings[0].seen
+
+
+# Questions.
+
+
+async def ask(served: Served, *who: str) -> None:
+    """Let a task ask each of these humans something."""
+    await served.leased()
+    [task] = (await served.get("/v1/tasks?status=leased"))["tasks"]
+    [lease] = (await served.get("/v1/leases?worker_id=w1"))["leases"]
+    for at, name in enumerate(who, 1):
+        await served.post(f"/v1/tasks/{task['task_id']}/inputs", {
+            "worker_id": "w1", "lease_id": lease["lease_id"], "key": name, "message": "May I?",
+            "to": {"kind": "human", "id": name}, "keep_lease": at < len(who)})
+
+
+async def questions(served: Served) -> list[Finding]:
+    return [finding for finding in await found_in(served) if finding.check == "questions"]
+
+
+async def test_questions_that_nobody_has_seen_yet_are_counted_and_then_found(served: Served) -> None:
+    assert await questions(served) == []
+    await ask(served, "boss")
+
+    [fresh] = await questions(served)
+    served.backend.skew += 7200
+    [old] = await questions(served)
+
+    assert fresh.severity == "ok"
+    assert fresh.seen.startswith("1 task on hold for an answer, the first for ")
+    assert old.severity == "note"       # whoever has the shared token can answer
+    assert "the first for 2 h; not seen since: human:boss of tenant " in old.seen
+    assert "asyncgate inbox --as" in old.cure
+
+
+async def test_a_question_to_somebody_without_a_credential_is_found_until_there_is_one(serve: Serve) -> None:
+    served = await serve()
+    root = (await served.post("/v1/keys", {"name": "root", "principal_kind": "human", "principal_id": "root",
+                                           "role": "admin"}))["api_key"]
+    await ask(served, "boss", "root")
+    served.backend.skew += 7200
+    closed = Served(served.gate)        # as a gate without the shared token finds it
+    closed.engine = engine = copy.copy(served.engine)
+    engine.settings = replace(served.engine.settings, api_key="")
+
+    locked_out, away = await questions(closed)
+    key = (await served.post("/v1/keys", {"name": "boss", "principal_kind": "human", "principal_id": "boss",
+                                          "role": "agent"}, token=root))["api_key"]
+    await served.get("/v1/obligations/open", token=key)
+    seen = await questions(closed)
+
+    assert (locked_out.severity, away.severity) == ("warning", "note")
+    assert "nobody can answer as human:boss of tenant " in locked_out.seen
+    assert "asyncgate issue-key" in locked_out.cure
+    assert "human:root" in away.seen
+    assert [finding.severity for finding in seen] == ["ok"]     # both have called since
