@@ -112,7 +112,7 @@ class Job:
         self.under = {"task_id": self.task_id, "lease_id": self.lease_id, "fence": self.fence}
         self.pulse = Pulse(self.under, offer["renew_every_seconds"], self.lose)
         self._heart, self._tell, self._report = heart, lost, {}
-        self._journal = Journal(self, recorder, offer.get("steps") or 0)
+        self._journal = Journal(self, recorder, offer.get("steps") or 0, lost=bool(offer.get("steps_lost")))
         self._printer = Printer(self, recorder, offer.get("chunks") or 0)
 
     work: asyncio.Future[Any]

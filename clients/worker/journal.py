@@ -57,8 +57,8 @@ class Recorder:
 class Journal:
     """The recorded steps of one task, read when its function comes to the first step."""
 
-    def __init__(self, job: Job, recorder: Recorder, recorded: int) -> None:
-        self.job, self.recorder, self.numbers = job, recorder, count(1)
+    def __init__(self, job: Job, recorder: Recorder, recorded: int, *, lost: bool) -> None:
+        self.job, self.recorder, self.numbers, self.lost = job, recorder, count(1), lost
         self.known: dict[int, tuple[str, Any]] | None = None if recorded else {}
         self.lock = threading.Lock()
 
@@ -96,6 +96,9 @@ class Journal:
 
     def values(self) -> dict[int, tuple[str, Any]]:
         """Return the recorded steps by number, each with its name and value."""
+        if self.lost:
+            raise StepMismatch(f"what an earlier run of {self.job} recorded is lost, because the gate was rebuilt from "
+                               "its receipts: look what is done, and create a new task for the rest")
         with self.lock:
             if self.known is None:
                 pages = self.insist(lambda gate: [*gate.pages(

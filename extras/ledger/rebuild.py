@@ -73,6 +73,8 @@ class RebuildTally(Struct):
     erased: int = 0                     # receipts whose content another gate has erased
     obligations: int = 0
     schedules: int = 0
+    proven: int = 0                     # completed tasks whose steps are lost, and proven by a digest
+    resumed: int = 0                    # unfinished tasks that a worker had, which may have recorded steps
     told: int = 0                       # how many lost task.result_ready were written again
     problems: list[str] = field(default_factory=list)
 
@@ -159,6 +161,8 @@ class Rebuild:
             await self._write(partial(put_tasks, self.settings, [story for _, story in page]))
             self.tally.tasks += len(page)
             self.tally.held += sum(not story.ends for _, story in page)
+            self.tally.proven += sum(story.steps for _, story in page)
+            self.tally.resumed += sum(not story.ends and bool(story.accepted) for _, story in page)
             late += [(task_id, end) for task_id, story in page for end in story.unready]
             self.count(len(page))
         for receipts in batches(self.collected.all(), RECEIPTS_PER_BATCH):

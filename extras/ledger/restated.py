@@ -61,6 +61,7 @@ class Story(Struct):
     outcome: str | None = None
     artifacts: str | None = None
     unknown: list[str] = field(default_factory=list)
+    steps: bool = False                         # whether its completion has the digest of steps
     progress: stored.Receipt | None = None
     questions: dict[str, stored.Question] = field(default_factory=dict)     # by the receipt of each
     updated_at: float = 0.0
@@ -135,6 +136,7 @@ def _failed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None
 
 def _completed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     _end_lease(story, receipt, "completed")
+    story.steps |= "steps_sha256" in body
     _end(story, receipt, body, "result_payload")
     if (where := body.get("artifacts")) is not None:
         story.artifacts = to_canonical(where).decode()
@@ -236,20 +238,26 @@ def restate_lease(story: Story) -> stored.Lease | None:
 
 
 def restate_progress(story: Story) -> stored.Progress | None:
-    """Return the last progress of a story and what it has asked, as far as there are receipts."""
-    receipt, inputs = story.progress, None
+    """Return the last progress of a story and what it has asked, as far as there are receipts.
+
+    They have no steps, so of a task that a worker had it is noted that its steps are lost.
+    """
+    receipt, inputs, lost = story.progress, None, stored.STEPS_LOST if story.accepted else None
     if story.questions:
         inputs = encode_json(list(story.questions.values())).decode()
     if receipt is None:
         task_id = story.duty.task_id if story.duty else ""
-        return None if inputs is None else stored.Progress(task_id, "null", 1, 0, story.updated_at, inputs=inputs)
+        return None if (inputs, lost) == (None, None) else stored.Progress(
+            task_id, "null", 1, 0, story.updated_at, inputs=inputs, steps_sha256=lost)
     body = body_of(receipt)
     progress, sequence = to_canonical(body.get("progress")).decode(), int(body.get("sequence", 1))
-    return stored.Progress(receipt.task_id, progress, sequence, story.fence, receipt.created_at, inputs=inputs)
+    return stored.Progress(receipt.task_id, progress, sequence, story.fence, receipt.created_at, inputs=inputs,
+                           steps_sha256=lost)
 
 
 def unknown_fields(story: Story) -> list[str]:
     """Name the task fields that no receipt states."""
     assert story.duty is not None
     payload = [] if body_of(story.duty).get("payload_sha256") == NO_PAYLOAD else ["payload"]
-    return [*payload, *UNSTATED, *story.unknown]
+    steps = ["steps"] if story.steps or (story.accepted and not story.ends) else []
+    return [*payload, *UNSTATED, *story.unknown, *steps]

@@ -189,6 +189,9 @@ class Question(Struct, frozen=True, omit_defaults=True):
 decode_questions = msgspec.json.Decoder(list[Question]).decode
 
 
+STEPS_LOST = "lost"        # for the digest of steps, of a task that was rebuilt from receipts, which have none
+
+
 def read_questions(progress: Progress | None) -> dict[str, Question]:
     """Return what a task has asked, by key, in the order of asking."""
     if progress is None or progress.inputs is None:

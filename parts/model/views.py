@@ -162,6 +162,7 @@ def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress:
         caused_by_receipt_id=read_cause(task.payload) or task.duty,
         progress=to_raw(progress.progress if progress else None),
         steps=progress.steps if progress and progress.steps else msgspec.UNSET,
+        steps_lost=True if progress and progress.steps_sha256 == stored.STEPS_LOST else msgspec.UNSET,
         chunks=progress.chunks if progress and progress.chunks else msgspec.UNSET, inputs=show_inputs(progress),
         children=show_children(progress), **show_trace(terms))
 

@@ -862,6 +862,8 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
     steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
+    steps_lost: Annotated[bool | UnsetType, says(
+        "true: the gate was rebuilt, and what earlier workers had recorded is lost; look what is done")] = UNSET
     chunks: Annotated[int | UnsetType, says("chunks of output that earlier workers have appended")] = UNSET
     inputs: Annotated[dict[str, Input] | UnsetType, says("the answers to what request_input asked, by key")] = UNSET
     children: Annotated[Children | UnsetType, says("its children, and how the last ones of them ended")] = UNSET

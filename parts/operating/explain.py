@@ -224,6 +224,8 @@ def explain_hold(at: Facts) -> wire_workers.Cause | None:
     lost_to, parks = sorted(set(decode_json(at.task.lost_to))), at.progress.parks if at.progress else 0
     why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is all it may be (max_parks)",
            "lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
+           "rebuilt": "the gate was rebuilt from its receipts, which have neither its payload nor what its workers had "
+                      "recorded; release it only if it may begin without them",
            RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
     return make_cause(at, "on_hold", f"It is on hold: {why}.",
                       wire_workers.Evidence(since=to_utc(at.task.updated_at), held=at.task.held,

@@ -165,8 +165,8 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     """Rebuild a gate after a disaster, from its receipts in the ledger or in a FILE, into an empty database.
 
     The command restores open obligations, the statuses of tasks, and the results that receipts contain.  Each task gets
-    an event task.rebuilt that names what is lost: payloads, priorities and other settings that no receipt contains,
-    idempotency keys, and the worker of a running task.
+    an event task.rebuilt that names what is lost: payloads, recorded steps, priorities and other settings that no
+    receipt contains, idempotency keys, and the worker of a running task.
 
     Unfinished tasks are put on hold, with the reason rebuilt: their owners check them, then use `asyncgate cancel-task`
     or `asyncgate release-hold`.  Fences start above those of all earlier leases, so workers with such a lease are
@@ -207,7 +207,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
                 tallies.append(await job.run())
         url = mask_credentials(settings.database.url)
         made: dict[str, Any] = {name: sum(getattr(tally, name) for tally in tallies) for name in (
-            "tasks", "held", "receipts", "erased", "obligations", "schedules", "told")}
+            "tasks", "held", "proven", "resumed", "receipts", "erased", "obligations", "schedules", "told")}
         made["problems"] = [*problems, *(problem for tally in tallies for problem in tally.problems)]
         if not as_json:
             print_rebuild(made)
@@ -244,6 +244,10 @@ def print_rebuild(made: dict[str, Any]) -> None:
         click.echo(escape_text(problem))
     click.echo(f"{say_count(made['tasks'], 'task')} rebuilt, {made['held']:,} of them on hold until their owners "
                f"release or cancel them, with fences raised by {FENCES_SKIPPED:,}")
+    if made["proven"] or made["resumed"]:
+        click.echo("no recorded step: receipts have none. The digest in task.completed still proves those of "
+                   f"{say_count(made['proven'], 'task')}; {say_count(made['resumed'], 'unfinished task')} had a "
+                   "worker: the next one is told that steps are lost (steps_lost), and does not begin anew")
     erased = f" ({made['erased']:,} of them erased)" if made["erased"] else ""
     click.echo(f"{say_count(made['receipts'], 'receipt')}{erased}, "
                f"{say_count(made['obligations'], 'open obligation')}, {say_count(made['schedules'], 'schedule')}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED, Engine
 from asyncgate.backends import open_backend
+from asyncgate.clients import Job, Worker
+from asyncgate.clients.http import AsyncHttp
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
@@ -25,6 +29,7 @@ from asyncgate.extras.ledger.collected import Collected, collect_from_ledger
 from asyncgate.extras.ledger.reading import Reading
 from asyncgate.extras.ledger.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, require_undamaged
 from asyncgate.extras.ledger.sinks import open_sink
+from asyncgate.parts.model.content import decode_json, sha256
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
@@ -33,6 +38,7 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.incoming import computed_hash
+from tests.support.hasty import TOKEN, ended
 from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
@@ -192,6 +198,68 @@ async def test_an_open_task_is_held_and_says_what_is_not_known(gate: Gate, targe
         assert "payload" not in json.loads(events[made["leased"]].payload)["unknown"]       # it had none
         assert "result" in json.loads(events[made["large"]].payload)["unknown"]
         assert "task.rebuilt" in await new.events(made["queued"])
+
+
+async def test_lost_steps_are_told_by_the_command_the_events_and_the_next_offer(gate: Gate, target: str) -> None:
+    done, leased = [await gate.leased(worker, by="ada") for worker in ("w1", "w2")]
+    untouched = await gate.create(type="other")
+    for worker, offer in (("w1", done), ("w2", leased)):
+        await gate.as_worker(worker).record_step(**under(offer), seq=1, name="fetch", value=7)
+    await gate.as_worker("w1").complete(**under(done), artifacts=ARTIFACTS)
+    proof = decode_json((await gate.receipt(done.task_id, "task.completed")).body)["steps_sha256"]
+    await emptied(gate)
+
+    result = await rebuilt(gate, target)
+
+    assert "no recorded step: receipts have none" in result.output
+    assert "still proves those of 1 task; 1 unfinished task had a worker" in result.output
+    async with opened(target) as backend:
+        new = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), gate.tenant_id)
+        events = {event.task_id: json.loads(event.payload) for event in await rows(backend, Event, gate.tenant_id)}
+        assert [("steps" in events[id]["unknown"]) for id in (done.task_id, leased.task_id, untouched)] == [
+            True, True, False]
+        assert "nor what its workers had recorded" in (await new.as_agent("ada").explain_task(
+            task_id=leased.task_id)).summary
+        for task_id in (leased.task_id, untouched):
+            await new.as_admin().release_hold(task_id=task_id)
+        again, other = await new.claim("w2", accept_types=["demo"]), await new.claim("w2", accept_types=["other"])
+        assert again is not None
+        assert other is not None
+        assert (again.steps, again.steps_lost) == (UNSET, True)
+        assert other.steps_lost is UNSET
+        recorded = await new.as_worker("w2").record_step(**under(again), seq=1, name="fetch", value=8)
+        assert (recorded.steps, recorded.replayed) == (1, False)
+        await new.as_worker("w2").release_lease(**under(again))
+        last = await new.claim("w3", accept_types=["demo"])
+        assert last is not None
+        assert (last.steps, last.steps_lost) == (1, UNSET)
+    assert sha256(None, 1, "fetch", hashlib.sha256(b"7").hexdigest()) == proof
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+async def test_a_worker_does_not_do_again_what_a_lost_step_has_done(gate: Gate, target: str, start: Any) -> None:
+    offer = await gate.leased(type="t", max_attempts=1)
+    await gate.as_worker().record_step(**under(offer), seq=1, name="pay", value=7)
+    await emptied(gate)
+    await rebuilt(gate, target)
+    paid: list[int] = []
+    worker = Worker(url := start(f"default_tenant_id={gate.tenant_id}", database=target).url, "w2", token=TOKEN,
+                    state=None)
+
+    @worker.task("t")
+    def pay(payload: Any, job: Job) -> Any:
+        return job.step("pay", paid.append, 7)
+
+    async with AsyncHttp(url, TOKEN) as new:
+        await new.call("release_hold", task_id=offer.task_id)
+        working = asyncio.create_task(worker.serve())
+        task = await ended(new, offer.task_id)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+
+    assert paid == []
+    assert task["result"]["error"]["code"] == "StepMismatch"
+    assert "is lost, because the gate was rebuilt" in task["result"]["error"]["message"]
 
 
 async def test_fences_begin_above_every_earlier_lease(gate: Gate, target: str) -> None:
