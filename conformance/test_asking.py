@@ -419,6 +419,19 @@ async def test_a_hold_for_an_answer_is_not_released(gate: Gate) -> None:
                 await view.release_hold(task_id=offer.task_id)
 
 
+async def test_questions_are_neither_answered_nor_passed_over_in_bulk(gate: Gate) -> None:
+    for number in (1, 2):
+        await ask(gate, await gate.leased(f"w{number}"), worker=f"w{number}")
+    admin = gate.as_admin()
+
+    preview = await admin.preview_bulk(action="release", held=True)
+    outcome = await admin.run_bulk(confirmation=preview.confirmation)
+
+    assert outcome.done == 0
+    assert await asked_of(gate) == ["deploy", "deploy"]
+    assert await gate.claim("w3") is None
+
+
 @pytest.mark.parametrize("way", ["release", "expire", "fail"])
 async def test_a_task_waits_for_its_answer_however_the_lease_ends_that_was_kept(gate: Gate, way: str) -> None:
     offer = await gate.leased(retry_backoff_seconds=0)

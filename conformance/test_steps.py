@@ -215,6 +215,23 @@ async def test_a_long_journal_comes_in_pages_and_each_step_once(gate: harness.Ga
     assert [step.seq for step in (await gate.as_worker().list_steps(task_id=offer.task_id)).steps] == seen
 
 
+async def test_steps_are_looked_at_without_their_values_and_one_by_its_number(gate: harness.Gate) -> None:
+    offer = await gate.leased()
+    for seq, value in ((1, "a" * 100), (2, None)):
+        await record(gate, offer, seq, f"step {seq}", value)
+    ada = gate.as_agent()
+
+    bare = (await ada.list_steps(task_id=offer.task_id, values=False)).steps
+    [second] = (await ada.list_steps(task_id=offer.task_id, seq=2)).steps
+
+    assert [(step.seq, step.name, step.value_bytes, step.value) for step in bare] == [
+        (1, "step 1", 102, msgspec.UNSET), (2, "step 2", 4, msgspec.UNSET)]
+    assert (second.seq, bytes(second.value)) == (2, b"null")
+    assert (await ada.list_steps(task_id=offer.task_id, seq=3)).steps == []
+    with harness.refused("forbidden"):
+        await gate.as_agent("eve").list_steps(task_id=offer.task_id, seq=2)
+
+
 async def test_a_page_with_large_values_ends_early(gate: harness.Gate) -> None:
     offer = await gate.leased()
     for seq in range(1, 21):

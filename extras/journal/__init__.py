@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from asyncgate import EVERYONE, Caller, Engine, Needs, Operation, Settings, Work
 from asyncgate.extras.journal import wire_journal
@@ -76,6 +76,10 @@ async def list_steps(engine: Engine, caller: Caller, ask: wire_journal.ListSteps
     A page with large values ends early: follow next_cursor.
     """
     _, _, progress = await engine.read_task(caller, ask.task_id)
+    if ask.seq is not None:
+        row = await engine.backend.record(caller.tenant_id, stored_journal.RecordedStep, ask.task_id,
+                                          stored_journal.write_number(ask.seq))
+        return wire_journal.Steps([show_step(row, ask.values)] if row else [])
     limit, filters = engine.limit_page(ask.limit), ("steps", ask.task_id)
     place = engine.open_cursor(caller, ask.cursor, *filters) or ""
     rows, size, more = list[stored_journal.RecordedStep](), 0, progress is not None and progress.steps > 0
@@ -89,13 +93,14 @@ async def list_steps(engine: Engine, caller: Caller, ask: wire_journal.ListSteps
         more = len(mine) == len(page) > 0 and len(rows) <= limit
     shown = min(limit, len(rows) - (more and len(rows) > 1))
     ends = engine.seal_cursors(caller, [row.step_id for row in rows], shown, ask.cursor, *filters)
-    return wire_journal.Steps([show_step(row) for row in rows[:shown]], *ends)
+    return wire_journal.Steps([show_step(row, ask.values) for row in rows[:shown]], *ends)
 
 
-def show_step(row: stored_journal.RecordedStep) -> wire_journal.StepRecord:
-    """Show a step."""
-    return wire_journal.StepRecord(int(row.step_id), row.name, Raw(row.value.encode()), row.fence,
-                                   to_utc(row.recorded_at))
+def show_step(row: stored_journal.RecordedStep, valued: bool) -> wire_journal.StepRecord:
+    """Show a step, with its value or without."""
+    value = row.value.encode()
+    return wire_journal.StepRecord(int(row.step_id), row.name, len(value), row.fence, to_utc(row.recorded_at),
+                                   Raw(value) if valued else UNSET)
 
 
 OPERATIONS = [

@@ -9,7 +9,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from asyncgate.parts.model import errors, examples, wire
 
-RECORDED = {"seq": 1, "name": "fetch", "value": {"status": 200}, "fence": 1, "recorded_at": examples.NOW}
+RECORDED = {"seq": 1, "name": "fetch", "value": {"status": 200}, "value_bytes": 14, "fence": 1,
+            "recorded_at": examples.NOW}
 Number = Annotated[int, Meta(ge=1, le=10**9)]
 
 
@@ -34,6 +35,8 @@ class ListSteps(wire.PageAsk, kw_only=True):
     refusals = (errors.TaskNotFound,)
     next_step = "A worker skips what is recorded and goes on with the first step that is not."
     task_id: Annotated[wire.Name, wire.says("the task")] = ""
+    seq: Annotated[Number | None, wire.says("only the step with this number")] = None
+    values: Annotated[bool, wire.says("false: without the values, to see what there is")] = True
 
 
 class Recorded(Struct, omit_defaults=True):
@@ -51,9 +54,10 @@ class StepRecord(Struct):
 
     seq: int
     name: str
-    value: wire.AnyJson
+    value_bytes: Annotated[int, wire.says("how large its value is")]
     fence: Annotated[int, wire.says("the lease under which it was recorded")]
     recorded_at: datetime
+    value: Annotated[wire.AnyJson | UnsetType, wire.says("what it gave; absent with values: false")] = UNSET
 
 
 class Steps(Struct):

@@ -89,6 +89,7 @@ class Story:
         await self.ago(DAY)
         await self.holds_and_ends()
         await self.ago(5 * HOUR)
+        await self.approved()
         await self.schedules()
         await self.ago(2 * HOUR)
         await self.waiting()
@@ -128,6 +129,19 @@ class Story:
             await self.ago(-self.served.backend.skew - 120)
             await self.ago(-self.served.backend.skew - 300)
         await self.finish("gpu-3", "video.render", {"file": "a.mp4"})
+
+    async def approved(self) -> None:
+        """A task whose worker has recorded steps, and has asked somebody who has answered."""
+        await self.create("site.publish", "ada", '{"version": 7}', "approved", task_summary="Publish version 7")
+        lease = await self.lease("deployer", "site.publish")
+        for seq, value in enumerate(({"built": 7}, HOSTILE["markup"], "x" * 30_000), 1):
+            await self.under(lease, "steps", seq=seq, name=f"step {HOSTILE['markup']} {seq}", value=value)
+        await self.under(lease, "inputs", key="publish", message=f"Publish version 7? {HOSTILE['marks']}",
+                         to={"kind": "human", "id": "grace"})
+        await self.served.post(f"/v1/tasks/{lease[0]}/inputs/answer", {
+            "principal_kind": "human", "principal_id": "grace", "key": "publish", "action": "accept",
+            "content": {"window": "tonight", "note": HOSTILE["markup"]}})
+        await self.finish("deployer", "site.publish")
 
     async def holds_and_ends(self) -> None:
         """A task on hold because it loses its workers, canceled ones, and a pause."""

@@ -128,6 +128,7 @@ class Fixtures(mcp_facade.Facade):
 
 if __name__ == "__main__":
     if sys.argv[1] == "work":
-        sys.exit(work(*sys.argv[2:]))
-    mcp_facade.Facade = Fixtures  # type: ignore[misc]
-    sys.exit(main())
+        work(*sys.argv[2:])
+    else:
+        mcp_facade.Facade = Fixtures  # type: ignore[misc]
+        sys.exit(main())

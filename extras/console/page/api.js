@@ -50,6 +50,7 @@ export const OPERATIONS = {
   search_tasks: "GET /v1/search",
   list_seals: "GET /v1/seals",
   list_sessions: "GET /v1/sessions",
+  list_steps: "GET /v1/tasks/{task_id}/steps",
   list_tasks: "GET /v1/tasks",
   list_tenants: "GET /v1/tenants",
   list_types: "GET /v1/types",

@@ -12,7 +12,7 @@ const FEW_ROWS = 60;            // so few rows are all drawn, without a window
  *
  * `columns`: [{name, title, show(row), value(row), wide, number, grow, whole}]; `wide` columns are left out on narrow
  * screens, `widest` ones on those of most laptops, too; `whole` ones are never cut.
- * `rows`: the data; `key(row)`: its identity; `open(row)`: the address that a row leads to.
+ * `rows`: the data; `key(row)`: its identity; `open(row)`: the address that a row leads to, if it leads anywhere.
  * `selected`: a Set of keys, if rows can be selected; `more()`: called near the end; `empty`: what to say without rows.
  */
 export function table(page, {name, caption, columns, rows, key, open, selected, more, empty = "Nothing here", mark}) {
@@ -56,9 +56,12 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
         {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
         selected && h("td", {class: "pick"}, box(`Select ${key(row)}`, selected.has(key(row)), () => pick(key(row)))),
         columns.map((column, index) => h("td", {class: classOf(column), "data-title": column.title},
-          index === 0 && open ? h("a", {href: open(row), class: "row-link"}, showCell(column, row))
-            : showCell(column, row))))),
+          showLinked(index === 0 ? open?.(row) : null, showCell(column, row)))))),
       gap(rows.length - to, "after")));
+}
+
+function showLinked(address, cell) {
+  return address ? h("a", {href: address, class: "row-link"}, cell) : cell;
 }
 
 function showCell(column, row) {

@@ -20,7 +20,7 @@ from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import JsonObject, decode_json, sha256
 from asyncgate.parts.process.readers import Wants
 
-STATE = "questions in line"
+SEALED_FOR = "questions in line"
 
 
 class Seen(Struct):
@@ -66,12 +66,12 @@ class InLine(Struct):
             return None
         place = f"{task_id} {sha256(*seen.questions)[:16]}"      # another one in each round
         return {"resultType": "input_required", "inputRequests": seen.questions,
-                "requestState": self.engine.seal_cursor(self.caller, place, STATE)}
+                "requestState": self.engine.seal_cursor(self.caller, place, SEALED_FOR)}
 
     def open_state(self, state: str) -> str:
         """Return the task of a state that a client sends back."""
         try:
-            return (self.engine.open_cursor(self.caller, state, STATE) or "").partition(" ")[0]
+            return (self.engine.open_cursor(self.caller, state, SEALED_FOR) or "").partition(" ")[0]
         except errors.InvalidCursor:
             raise MCPError(types.INVALID_PARAMS, "this gate has not given this requestState: send back that of the "
                                                  "last answer, or call the tool anew without one") from None

@@ -16,7 +16,7 @@ WIDTHS = (390, 1280, 2560)
 TASKS: dict[str, dict[str, Any]] = {
     "failed": {"type": "page.summarize", "status": "failed"}, "lost": {"type": "video.render"},
     "held": {"type": "ocr.scan", "held": True}, "running": {"status": "running"}, "canceled": {"status": "canceled"},
-    "scheduled": {"type": "schedule.create"},
+    "scheduled": {"type": "schedule.create"}, "approved": {"type": "site.publish"},
 }
 
 

@@ -335,7 +335,7 @@ function showPeople(page, q, {to}) {
 function listCases(page, rows) {
   const cases = new Map();
   for (const row of rows.slice(0, LOOKED_THROUGH)) {
-    const {type, status, held} = row.task_id ? about(page, row.task_id) : {};
+    const {type, status, held} = row.task_id ? aboutRow(page, row) : {};
     if (!status) continue;
     const key = `${type} ${status} ${held}`;
     const one = cases.get(key);
@@ -366,13 +366,14 @@ function showCase(page, {key, row, type, status, held, more}) {
 
 function nameTask(page, row) {
   if (!row.task_id) return `schedule ${row.schedule_id}`;
+  if (isQuestion(row) && row.body?.message) return row.body.message;
   const {task_summary: summary, type, problem} = about(page, row.task_id);
   return summary || type || row.body?.task_summary || row.body?.type
     || (problem ? problem.message : endOf(row.task_id));
 }
 
 function columnsOf(page) {
-  const task = (row) => row.task_id ? about(page, row.task_id) : {};
+  const task = (row) => row.task_id ? aboutRow(page, row) : {};
   const kept = (row) => page.local.about?.get(row.task_id)?.task ?? {};     // an export reads nothing more
   const typeOf = (row) => task(row).type ?? row.body?.type ?? (row.task_id ? "–" : "schedule");
   return [
@@ -397,7 +398,8 @@ function showOwed(page, rows, {to, type}) {
     {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}];
   return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"),
     table(page, {name: "owed", columns, rows, key: (row) => row.receipt_id, more: read,
-      open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]),
+      open: (row) => !row.task_id ? link(["schedules", row.schedule_id])
+      : !isQuestion(row) || reads(page, row.task_id) ? link(["task", row.task_id]) : null,
       empty: sayEmpty(page, to, type)}),
     !pages.done && h("p", {class: "list-end quiet"},
       type ? `Of the ${sayNumber(pages.rows.length)} oldest that are owed. `
@@ -442,7 +444,17 @@ function answers(page) {
 }
 
 function answering(page) {
-  return {known, mine: me(), act: (operation, ask) => act(page, operation, ask)};
+  return {known, mine: me(), reads: (id) => reads(page, id), act: (operation, ask) => act(page, operation, ask)};
+}
+
+// Whoever is asked something may answer, but not always read the task: only what is owed to it says that it may.
+function reads(page, id) {
+  return page.may("list_obligations") || page.local.about?.get(id)?.task?.status !== undefined;
+}
+
+function aboutRow(page, row) {
+  const isMine = !isQuestion(row) || page.may("list_obligations");
+  return isMine ? about(page, row.task_id) : page.local.about?.get(row.task_id)?.task ?? {};
 }
 
 // A list of what is owed begins with the oldest, and a question may be far behind: the tasks on hold tell it, too.
@@ -451,7 +463,8 @@ function showQuestions(page, rows) {
   const tasks = page.may("list_tasks") ? known(page, "held", read).value?.tasks ?? [] : [];
   const asking = [...rows.filter(isQuestion), ...tasks.filter(({held}) => held === "input_required")];
   const ids = [...new Set(asking.map((row) => row.task_id))].slice(0, PAGE_ASKING);
-  return ids.length > 0 && answers(page)?.showQuestions(page, ids, answering(page));
+  const loaded = page.local.known?.has("answers");
+  return (ids.length > 0 || loaded) && answers(page)?.showQuestions(page, ids, answering(page));
 }
 
 function isQuestion({receipt_type: type}) {

@@ -10,7 +10,7 @@ import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
 import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, when} from "../time.js";
-import {sayHold} from "../words.js";
+import {sayBytes, sayHold} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
 import {showEvidence} from "./task_evidence.js";
 import {readFamily, showFamily} from "./task_family.js";
@@ -49,10 +49,33 @@ export async function load(page) {
     page.may("get_task_history") ? mayBeRefused(readHistory(page, task_id)) : null]);
   const receipts = (history?.events ?? []).flatMap((event) => event.receipt ?? []);
   tick(page, !task.result);
+<<<<<<< HEAD
   if (page.may("read_output")) page.local.output ??= new TaskOutput(page, task_id);
   const [strangers, family] = await Promise.all([readStrangers(page, receipts),
     mayBeRefused(readFamily(page, task))]);
   return {task, explanation, history, receipts, strangers, family: family ?? []};
+=======
+  const [strangers, family, asked, steps] = await Promise.all([readStrangers(page, receipts),
+    mayBeRefused(readFamily(page, task)), mayBeRefused(readAsked(page, task, receipts)),
+    mayBeRefused(readSteps(page, task))]);
+  return {task, explanation, history, receipts, strangers, family: family ?? [], asked, steps};
+}
+
+// Most tasks have asked nothing and have no steps: what shows them is fetched for those that do.
+async function readAsked(page, task, receipts) {
+  const asks = task.held === "input_required" || receipts.some((one) => one.receipt_type === "input.requested");
+  if (!asks || !page.may("list_inputs")) return null;
+  const [view, {inputs}] = await Promise.all([import("./task_asked.js"),
+    page.call("list_inputs", {task_id: task.task_id})]);
+  return () => view.showAsked(inputs, task, page);
+}
+
+async function readSteps(page, task) {
+  if (!task.steps || !page.may("list_steps")) return null;
+  const view = await import("./task_steps.js");
+  const known = await view.readSteps(page, task);
+  return () => view.showSteps(known, task, page);
+>>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
 }
 
 /** The title of the page. */
@@ -111,7 +134,7 @@ function tick(page, goesOn) {
 }
 
 addEventListener("beforeprint", () => {
-  for (const one of document.querySelectorAll("main details:not([open], .menu)")) {
+  for (const one of document.querySelectorAll("main details:not([open], .menu, .on-demand)")) {
     one.open = true;
     one.dataset.printed = "";
   }
@@ -133,8 +156,13 @@ export function show(data, page) {
     showHead(data, page),
     explanation ? showExplanation(data, page) : h("p", {class: "quiet"},
       "Only its owner and admins are told why it is not done."),
+    data.asked?.(),
     showContents(data, page),
+<<<<<<< HEAD
     page.local.output?.show(),
+=======
+    data.steps?.(),
+>>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
     showFamily(task, data.family),
     section("Timeline", {id: "timeline"}, story ? showTimeline(story, task, page) : showNoHistory()),
     section("Receipts", {id: "receipts", actions: history?.more
@@ -385,11 +413,6 @@ function sized(value, page) {
   if (known.size > 20) known.clear();
   if (!known.has(key)) known.set(key, {bytes: new TextEncoder().encode(writeJson(value)).length});
   return known.get(key);
-}
-
-function sayBytes(bytes) {
-  return bytes < 1000 ? `${bytes} bytes` : bytes < 1e6 ? `${(bytes / 1000).toFixed(1)} kB`
-    : `${(bytes / 1e6).toFixed(2)} MB`;
 }
 
 function showArtifacts(artifacts) {

@@ -3,8 +3,9 @@
 import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {jsonTree, writeJson} from "../exact.js";
-import {endOf, facts, say, shortId, who} from "../parts.js";
+import {writeJson} from "../exact.js";
+import {endOf, say} from "../parts.js";
+import {showFacts} from "../receipt.js";
 import {link} from "../route.js";
 import {copy, copyMenu} from "../share.js";
 import {sayWhen, when} from "../time.js";
@@ -132,7 +133,9 @@ function showReceipt(receipt, receipts, page) {
   const goTo = (id) => h("button", {class: "id", onclick: () => page.go({receipt: id}, {replace: true})},
     receipts.find((one) => one.receipt_id === id)?.receipt_type ?? "elsewhere", " ", endOf(id));
   const answers = receipts.filter((one) => one.parents.includes(receipt.receipt_id));
-  return h("aside", {class: "receipt", key: receipt.receipt_id, "aria-label": `Receipt ${receipt.receipt_type}`},
+  const lead = (node) => requestAnimationFrame(() => node.scrollIntoView({block: "nearest"}));
+  return h("aside", {class: "receipt", key: receipt.receipt_id, "aria-label": `Receipt ${receipt.receipt_type}`,
+    ready: lead},
     h("header", {class: "sheet-head"}, h("h3", null, receipt.receipt_type),
       h("div", {class: "actions"},
         canAcknowledge(receipt, receipts, page) && h("button", {onclick: () => acknowledge(receipt, page)},
@@ -141,16 +144,9 @@ function showReceipt(receipt, receipts, page) {
         copyMenu("get_receipt", {receipt_id: receipt.receipt_id}),
         h("button", {class: "icon", "aria-label": "Close the receipt",
           onclick: () => page.go({receipt: ""}, {replace: true})}, "✕"))),
-    facts([
-      ["From", who(receipt.from)], ["To", who(receipt.to)], ["When", when(receipt.created_at, page.now())],
-      ["Id", h("span", {class: "code"}, receipt.receipt_id, " ", shortId(receipt.receipt_id))],
+    showFacts(receipt, page.now(), [
       ["Answers", receipt.parents.length ? receipt.parents.map(goTo) : null],
-      ["Answered by", answers.length ? answers.slice(0, MOST_LISTED).map((one) => goTo(one.receipt_id)) : null],
-      ["Lease", receipt.lease_id && shortId(receipt.lease_id)],
-      ["Schedule", receipt.schedule_id && say(receipt.schedule_id)],
-      ["Delivered", receipt.delivered_at && when(receipt.delivered_at, page.now())],
-      ["Gate", say(receipt.asyncgate_instance)], ["Hash", h("span", {class: "code"}, receipt.hash)]]),
-    h("h4", null, "Body"), jsonTree(receipt.body));
+      ["Answered by", answers.length ? answers.slice(0, MOST_LISTED).map((one) => goTo(one.receipt_id)) : null]]));
 }
 
 function showFold({id, members, type}, receipts, page) {
