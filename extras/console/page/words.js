@@ -43,14 +43,11 @@ const HOLDS = {
   rebuilt: "the gate was rebuilt from its receipts",
   receipts_per_task: "it has as many receipts as it may have",
 };
-<<<<<<< HEAD
 const RULES = {
   concurrency_total: "Leases at once", concurrency_per_key: "Under each key", rate: "May begin", overrides: "Differ",
   weight: "Turns while others get one",
 };
-=======
 const ANSWERS = {open: "open", accept: "accepted", decline: "declined", cancel: "put away", expired: "unanswered"};
->>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
 
 const numbers = new Intl.NumberFormat();
@@ -77,11 +74,11 @@ export function sayHold(code) {
   return HOLDS[code] ?? plain(code);
 }
 
-<<<<<<< HEAD
 /** Say the name of what a limit allows. */
 export function sayRule(name) {
   return RULES[name] ?? plain(name);
-=======
+}
+
 /** Say how a question has ended. */
 export function sayAnswer(state) {
   return ANSWERS[state] ?? plain(state);
@@ -91,7 +88,6 @@ export function sayAnswer(state) {
 export function sayBytes(bytes) {
   return bytes < 1000 ? `${bytes} bytes` : bytes < 1e6 ? `${(bytes / 1000).toFixed(1)} kB`
     : `${(bytes / 1e6).toFixed(2)} MB`;
->>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
 }
 
 /** Say what an empty list of facts means. */
@@ -101,9 +97,5 @@ export function sayEmpty(name) {
 
 /** Whether a code, or the name of a fact, has words of its own. */
 export function hasWords(code) {
-<<<<<<< HEAD
-  return [CAUSES, FACTS, HOLDS, RULES].some((words) => Object.hasOwn(words, code));
-=======
-  return [CAUSES, FACTS, HOLDS, ANSWERS].some((words) => Object.hasOwn(words, code));
->>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
+  return [CAUSES, FACTS, HOLDS, RULES, ANSWERS].some((words) => Object.hasOwn(words, code));
 }

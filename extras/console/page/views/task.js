@@ -49,12 +49,7 @@ export async function load(page) {
     page.may("get_task_history") ? mayBeRefused(readHistory(page, task_id)) : null]);
   const receipts = (history?.events ?? []).flatMap((event) => event.receipt ?? []);
   tick(page, !task.result);
-<<<<<<< HEAD
   if (page.may("read_output")) page.local.output ??= new TaskOutput(page, task_id);
-  const [strangers, family] = await Promise.all([readStrangers(page, receipts),
-    mayBeRefused(readFamily(page, task))]);
-  return {task, explanation, history, receipts, strangers, family: family ?? []};
-=======
   const [strangers, family, asked, steps] = await Promise.all([readStrangers(page, receipts),
     mayBeRefused(readFamily(page, task)), mayBeRefused(readAsked(page, task, receipts)),
     mayBeRefused(readSteps(page, task))]);
@@ -75,7 +70,6 @@ async function readSteps(page, task) {
   const view = await import("./task_steps.js");
   const known = await view.readSteps(page, task);
   return () => view.showSteps(known, task, page);
->>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
 }
 
 /** The title of the page. */
@@ -158,11 +152,8 @@ export function show(data, page) {
       "Only its owner and admins are told why it is not done."),
     data.asked?.(),
     showContents(data, page),
-<<<<<<< HEAD
     page.local.output?.show(),
-=======
     data.steps?.(),
->>>>>>> f49c34f1 (Show what a task has asked and recorded, and give whoever answers its receipt)
     showFamily(task, data.family),
     section("Timeline", {id: "timeline"}, story ? showTimeline(story, task, page) : showNoHistory()),
     section("Receipts", {id: "receipts", actions: history?.more
