@@ -137,6 +137,8 @@ class Pages(ABC):
                 return await self.find_archived(tenant_id, query)
             case queries.DeliveryFilter():
                 return await self.find_deliveries(tenant_id, query)
+            case queries.OpenWebhooks():
+                return await self.find_open_webhooks(tenant_id, query)
             case queries.Rows():
                 return await self.find_rows(tenant_id, query.table, query.after, query.limit)
         raise TypeError(f"no page of {query}")
@@ -257,6 +259,10 @@ class Pages(ABC):
     async def find_deliveries(self, tenant_id: str,
                               of: queries.DeliveryFilter) -> list[stored_webhooks.WebhookDelivery]:
         """Return a page of what became of the events of an endpoint."""
+
+    @abstractmethod
+    async def find_open_webhooks(self, tenant_id: str, of: queries.OpenWebhooks) -> list[stored_webhooks.Webhook]:
+        """Return a page of the endpoints that have not ended."""
 
     @abstractmethod
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:

@@ -311,6 +311,9 @@ WAITING = f"""
     SELECT {listed(stored.Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
 OFFERED = WAITING.replace("'waiting'", "'offered'")     # without an index: the outbox of a strict gate is short
+OPEN_WEBHOOKS = f"""
+    SELECT {listed(stored_webhooks.Webhook)} FROM webhooks INDEXED BY webhooks_open
+    WHERE tenant_id = ? AND state <> 'ended' AND webhook_id > ? ORDER BY webhook_id LIMIT ?"""
 WEBHOOK_DELIVERIES = f"SELECT {listed(stored_webhooks.WebhookDelivery)} FROM webhook_deliveries WHERE tenant_id = ?"
 OUTGOING = f"""
     SELECT {listed(stored.Outgoing)} FROM outbox
@@ -867,9 +870,13 @@ class SqliteTables(pages.Pages):
         rows = await self._rows(f"{sql} ORDER BY delivery_id{' DESC' * of.newest} LIMIT {of.limit:d}", *given)
         return [stored_webhooks.WebhookDelivery(*row) for row in rows]
 
+    async def find_open_webhooks(self, tenant_id: str, of: queries.OpenWebhooks) -> list[stored_webhooks.Webhook]:
+        """Return a page of the endpoints that have not ended."""
+        return [stored_webhooks.Webhook(*row) for row in await self._rows(OPEN_WEBHOOKS, tenant_id, of.after, of.limit)]
+
     async def webhook_tenants(self) -> list[str]:
         """Return the tenants that have endpoints for webhooks."""
-        return [row[0] for row in await self._rows("SELECT tenant_id FROM webhook_heads WHERE number > 0")]
+        return [row[0] for row in await self._rows("SELECT tenant_id FROM webhook_heads WHERE number > 0 OR tasks > 0")]
 
     async def lag(self, tenant_id: str) -> stored.Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""

@@ -776,6 +776,11 @@ class Postgres(pages.Pages):
         statement, given = sql.select_deliveries(of)
         return [stored_webhooks.WebhookDelivery(*row) for row in await self._read(tenant_id, statement, *given)]
 
+    async def find_open_webhooks(self, tenant_id: str, of: queries.OpenWebhooks) -> list[stored_webhooks.Webhook]:
+        """Return a page of the endpoints that have not ended."""
+        return [stored_webhooks.Webhook(*row)
+                for row in await self._read(tenant_id, sql.OPEN_WEBHOOKS, of.after, of.limit)]
+
     async def webhook_tenants(self) -> list[str]:
         """Return the tenants that have endpoints for webhooks."""
         return [row[0] for row in await self._ask(sql.WEBHOOK_TENANTS)]

@@ -839,6 +839,9 @@ ARCHIVED = (f"SELECT {listed(typed(stored.Archived))} FROM asyncgate.archived "
 FIND_KEY = (f"SELECT f.tenant::text, f.suspended, {listed(typed(stored.Key), '(f.key).')} "
             "FROM asyncgate.find_key($1) AS f")
 UNSENT = "SELECT asyncgate.unsent()::text"
+OPEN_WEBHOOKS = f"""
+SELECT {listed(typed(stored_webhooks.Webhook))} FROM asyncgate.webhooks
+WHERE tenant_id = $1 AND state <> 'ended' AND webhook_id > $2 ORDER BY webhook_id LIMIT $3"""
 WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox

@@ -273,11 +273,14 @@ def erase_webhook(whom: Whom, row: stored_webhooks.Webhook, owned: set[str]) -> 
     asked, who = decode_list(row.principals), whom.principal
     # The pseudonym stays in its place: an empty list would mean the receipts of anybody.
     named = [whom.pseudonym("principal", id) if who and whom.here and id == who.id else id for id in asked]
-    left = replace(row, description=whom.blot(row.description), created_by=rename_text(whom, row.created_by),
+    maker = rename_text(whom, row.created_by)
+    is_theirs = row.task_id != "" and (row.task_id in owned or maker != row.created_by)      # it ends with its task
+    left = replace(row, description=whom.blot(row.description), created_by=maker,
+                   headers=None if is_theirs else row.headers,
                    url=whom.blot_address(row.url), reason=blot_or_none(whom, row.reason),
                    principals=row.principals if named == asked else msgspec.json.encode(named).decode())
     # Security: nothing is posted to an address that nobody has chosen.
-    is_off = left.url == row.url or row.state == "removing"
+    is_off = (left.url == row.url and not is_theirs) or row.state in ("removing", "ended")
     return left if is_off else replace(left, state="disabled", reason=RENAMED)
 
 

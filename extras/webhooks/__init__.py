@@ -1,5 +1,8 @@
 """Webhooks: a tenant is told of its events by HTTP, at least once, in order per task, signed as Standard Webhooks say.
 
+An admin adds endpoints for the events of the tenant (`admin.py`), whoever may read a task those for this one task
+(`of_tasks.py`).
+
 **Nothing is written when an event happens.**  Receipts and usage events never change, and readers get them in the order
 of commits, so each endpoint has a cursor over them, its `position`, and an event costs its transaction nothing.
 Every event up to the position is settled: it is not wanted, it is delivered, or it has a row in `webhook_deliveries`
@@ -24,14 +27,17 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from asyncgate import Engine, Extension, News
 from asyncgate.extras.webhooks.sources import has_event, has_usage
-from asyncgate.parts.model import queries, stored_webhooks
+from asyncgate.parts.model import queries, stored, stored_webhooks
+from asyncgate.parts.model.walking import walk_rows
 
 if TYPE_CHECKING:
     from asyncgate import Work
+    from asyncgate.extras.webhooks.following import Followers
     from asyncgate.extras.webhooks.post import Post
     from asyncgate.extras.webhooks.sending import Courier, Places
 
@@ -45,17 +51,29 @@ STOP_SECONDS = 5.0          # how long a stopping gate waits for answers
 Couriers = defaultdict[str, "dict[str, Courier]"]       # by tenant and endpoint
 
 
+Render = Callable[[str, stored.Receipt], Awaitable["bytes | None"]]     # of a tenant; None: its task is gone
+
+
+class Forms(Extension):
+    """What another extra posts of the events of a task, by the form that a webhook asks for."""
+
+    def __init__(self, renders: dict[str, Render]) -> None:
+        self.renders = renders
+
+
 class Bell(Extension):
     """Calls the couriers of a tenant when it has new events; a gate without couriers has no bell."""
 
-    def __init__(self, couriers: Couriers, operator: str) -> None:
-        self.couriers, self.operator = couriers, operator
+    def __init__(self, couriers: Couriers, followers: dict[str, Followers], operator: str) -> None:
+        self.couriers, self.followers, self.operator = couriers, followers, operator
 
     def after_commit(self, work: Work) -> None:
         """Call the couriers that want an event of a batch."""
         for courier in self.couriers.get(work.tenant_id, {}).values():
             if has_event(work, courier.webhook):
                 courier.hear(work.tenant_id)
+        if (followers := self.followers.get(work.tenant_id)) is not None:
+            followers.hear(work.written.values())
         theirs = self.couriers.get(self.operator)
         if theirs is not None and work.tenant_id != self.operator and has_usage(work):
             for courier in theirs.values():
@@ -66,6 +84,8 @@ class Bell(Extension):
         """Call the couriers of a tenant in which another process has committed something."""
         for courier in self.couriers.get(news.tenant_id, {}).values():
             courier.call()
+        if (followers := self.followers.get(news.tenant_id)) is not None:
+            followers.scout.call()
 
 
 class Webhooks(Extension):
@@ -73,7 +93,7 @@ class Webhooks(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.couriers = Couriers(dict)
+        self.couriers, self.followers = Couriers(dict), dict[str, "Followers"]()
         self.bell: Bell | None = None
         self.looking: asyncio.Task[None] | None = None
         self.looks: set[asyncio.Task[None]] = set()
@@ -124,7 +144,7 @@ class Webhooks(Extension):
                     await self._stop(0.0)
                 else:
                     tenants = await self.engine.backend.webhook_tenants()
-                    for tenant_id in {*tenants, *self.couriers}:
+                    for tenant_id in {*tenants, *self.couriers, *self.followers}:
                         await self._look(tenant_id)
             poll = ALONE_SECONDS if self.engine.is_alone() else self.engine.settings.database.poll_seconds
             await asyncio.sleep(max(poll, len(tenants) / TENANTS_A_SECOND))
@@ -132,9 +152,11 @@ class Webhooks(Extension):
     async def _stop(self, seconds: float) -> None:
         """Stop all couriers: this process ends, or another one delivers."""
         couriers = [courier for theirs in self.couriers.values() for courier in theirs.values()]
+        followers = list(self.followers.values())
         self.couriers.clear()
+        self.followers.clear()
         self._hang_bell()
-        await asyncio.gather(*(courier.close(seconds) for courier in couriers))
+        await asyncio.gather(*(running.close(seconds) for running in [*couriers, *followers]))
 
     async def _look(self, tenant_id: str) -> None:
         """Have a courier for each endpoint of a tenant, and call it."""
@@ -146,10 +168,11 @@ class Webhooks(Extension):
         async with self.turns:
             # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
             operator = self.engine.settings.default_tenant_id
-            webhooks = {row.webhook_id: row
-                        for row in await self.engine.backend.page(tenant_id, queries.Rows(stored_webhooks.Webhook))
-                        if row.reached is None or tenant_id == operator}
+            rows = [row async for row in walk_rows(self.engine.backend, tenant_id, queries.OpenWebhooks())
+                    if row.reached is None or tenant_id == operator]
+            webhooks = {row.webhook_id: row for row in rows if not row.task_id}
             post, self.places = self.open_post(), self.places or Places()
+            await self._follow_tasks(tenant_id, [row for row in rows if row.task_id], post, self.places)
             theirs = self.couriers[tenant_id]
             for webhook_id, row in webhooks.items():
                 if webhook_id not in theirs:
@@ -162,11 +185,27 @@ class Webhooks(Extension):
                 del self.couriers[tenant_id]
             self._hang_bell()
 
+    async def _follow_tasks(self, tenant_id: str, rows: list[stored_webhooks.Webhook], *tools: Any) -> None:
+        """Have a courier for each webhook of a task."""
+        from asyncgate.extras.webhooks.following import Followers
+
+        followers = self.followers.get(tenant_id)
+        if followers is None and rows:
+            followers = self.followers[tenant_id] = Followers(self.engine, tenant_id, *tools)
+        if followers is not None:
+            await followers.take_over(rows)
+            if not rows:
+                await self.followers.pop(tenant_id).close(0.0)
+            elif not self.engine.is_alone():
+                followers.scout.call()
+
     def _hang_bell(self) -> None:
         """Have a bell while there are couriers."""
-        if self.bell is None and self.couriers:
-            self.engine.extend(bell := Bell(self.couriers, self.engine.settings.default_tenant_id))
+        has_couriers = bool(self.couriers or self.followers)
+        if self.bell is None and has_couriers:
+            bell = Bell(self.couriers, self.followers, self.engine.settings.default_tenant_id)
+            self.engine.extend(bell)
             self.bell = bell
-        elif self.bell is not None and not self.couriers:
+        elif self.bell is not None and not has_couriers:
             self.engine.withdraw(self.bell)
             self.bell = None

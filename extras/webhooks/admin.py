@@ -17,11 +17,10 @@ from asyncgate.extras.webhooks import Webhooks as Sender
 from asyncgate.extras.webhooks import events, wire_webhooks
 from asyncgate.extras.webhooks.sources import find_position
 from asyncgate.parts.identity import admin
-from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.walking import walk
+from asyncgate.parts.model.walking import walk, walk_rows
 
 AT_ONCE = 200       # deliveries that one transaction changes
 T = TypeVar("T")
@@ -53,7 +52,7 @@ async def create_webhook(engine: Engine, caller: Caller,
             work.new_id(), ask.endpoint, ask.description or "", encode(ask.types), encode(ask.principals),
             secrets.token_hex(16), None, None, newest, "active", None, work.now, str(caller.principal), work.now,
             reached="{}" if ask.all_tenants else None)
-        work.keep_record(stored_webhooks.WebhookHead(head.number + 1))
+        work.keep_record(replace(head, number=head.number + 1))
         work.keep_record(new)
         admin.audit_change(engine, work, "webhook_created", "warning", caller, webhook_id=new.webhook_id,
                            endpoint=new.url,
@@ -67,9 +66,9 @@ async def create_webhook(engine: Engine, caller: Caller,
 async def list_webhooks(engine: Engine, caller: Caller, ask: wire_webhooks.ListWebhooks) -> wire_webhooks.Webhooks:
     """List the endpoints of the tenant, without their secrets: what they are told, whether they fail, and why."""
     tenant_id = await admin.target_tenant(engine, caller, ask.tenant)
-    return wire_webhooks.Webhooks([as_webhook_record(tenant_id, row) async for row in read_rows(engine, tenant_id,
-                                                                                                stored_webhooks.Webhook)
-                                   if row.state != "removing"])
+    return wire_webhooks.Webhooks([
+        as_webhook_record(tenant_id, row) async for row in walk_rows(engine.backend, tenant_id, queries.OpenWebhooks())
+        if row.state != "removing" and not row.task_id])
 
 
 async def change_webhook(engine: Engine, caller: Caller,
@@ -89,7 +88,9 @@ async def change_webhook(engine: Engine, caller: Caller,
     newest = await find_beginning(engine, tenant_id, types, there.reached is not None)
 
     def change(work: Work) -> stored_webhooks.Webhook:
-        old = require_webhook(work, ask.webhook_id)
+        if (old := require_webhook(work, ask.webhook_id)).state == "ended":
+            raise errors.InvalidTransition(f"webhook {ask.webhook_id} has ended with its task; create_task_webhook "
+                                           "makes another one")
         new = apply_changes(old, ask, newest, str(caller.principal))
         if new != old:
             work.keep_record(replace(new, updated_at=work.now))
@@ -110,13 +111,12 @@ async def remove_webhook(engine: Engine, caller: Caller, ask: wire_webhooks.Remo
     tenant_id = await tenant_for_webhooks(engine, caller, ask.tenant)
 
     def stop(work: Work) -> None:
-        old = require_webhook(work, ask.webhook_id)
-        work.keep_record(replace(old, state="removing"))
+        begin_removal(work, old := require_webhook(work, ask.webhook_id))
         admin.audit_change(engine, work, "webhook_removed", "warning", caller, webhook_id=old.webhook_id,
                            endpoint=old.url,
                            reason=ask.reason)
     # Order: from here on nothing is delivered; upkeep removes the rest if this process dies.
-    await change_rows(engine, caller, tenant_id, [(stored_webhooks.Webhook, (ask.webhook_id,))], stop)
+    await change_rows(engine, caller, tenant_id, keys_of(ask.webhook_id), stop)
     await finish_removal(engine, tenant_id, ask.webhook_id)
     look_soon(engine, tenant_id)
     return wire.Ok(True)
@@ -275,15 +275,35 @@ async def finish_removal(engine: Engine, tenant_id: str, webhook_id: str) -> Non
         await change_deliveries(engine, caller, tenant_id, webhook_id, state, lambda row, now: None)
 
     def drop(work: Work) -> None:
-        if work.find_record(stored_webhooks.Webhook, webhook_id) is not None:
+        if (row := work.find_record(stored_webhooks.Webhook, webhook_id)) is not None:
             head = work.find_record(stored_webhooks.WebhookHead) or stored_webhooks.WebhookHead(1)
-            work.keep_record(stored_webhooks.WebhookHead(max(head.number - 1, 0)))
+            work.keep_record(replace(head, number=max(head.number - (not row.task_id), 0)))
             work.drop_record(stored_webhooks.Webhook, webhook_id)
-    await change_rows(engine, caller, tenant_id,
-                      [(stored_webhooks.Webhook, (webhook_id,)), (stored_webhooks.WebhookHead, ())], drop)
+    await change_rows(engine, caller, tenant_id, keys_of(webhook_id), drop)
+
+
+def keys_of(webhook_id: str) -> list[tuple[type[Any], tuple[str, ...]]]:
+    """Return what is loaded to count an endpoint in or out."""
+    return [(stored_webhooks.Webhook, (webhook_id,)), (stored_webhooks.WebhookHead, ())]
 
 
 # What they share.
+
+
+def begin_removal(work: Work, row: stored_webhooks.Webhook) -> None:
+    """Deliver nothing to an endpoint any more; `finish_removal` deletes it."""
+    end_of_task(work, row, "removing")
+    if not row.task_id:
+        work.keep_record(replace(row, state="removing"))
+
+
+def end_of_task(work: Work, row: stored_webhooks.Webhook, state: wire_webhooks.WebhookState) -> None:
+    """End the webhook of a task: it is not counted any more, and what its receiver trusts is forgotten."""
+    if row.task_id:
+        head = work.find_record(stored_webhooks.WebhookHead) or stored_webhooks.WebhookHead(0)
+        counted = row.state not in ("ended", "removing")
+        work.keep_record(replace(head, tasks=max(head.tasks - counted, 0)))
+        work.keep_record(replace(row, state=state, headers=None, updated_at=work.now))
 
 
 async def change_rows(engine: Engine, caller: Caller, tenant_id: str, keys: RowKeys, run: Callable[[Work], T]) -> T:

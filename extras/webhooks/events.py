@@ -20,6 +20,7 @@ from asyncgate.parts.model.views import show_receipt, to_utc
 
 MOST_EARLIER = 2            # secrets that still sign besides the newest one and the one before it
 TEST = "webhook.test"       # the type of the event that test_webhook sends
+AS_RECEIPT = "receipt"      # the form of an event that is a receipt as get_receipt shows it
 USAGE = "usage.recorded"    # the type of usage events (spec 21.6.4)
 
 

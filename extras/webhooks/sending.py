@@ -37,7 +37,8 @@ KEEP_SECONDS = 60.0         # how often a position is stored that has passed onl
 BROKEN_SECONDS = 5.0        # until the next look when the database has not answered
 
 # What an admin decides of an endpoint, and the courier obeys in the middle of a page, too.
-read_orders = attrgetter("state", "url", "types", "principals", "secret_id", "previous_id", "previous_until")
+read_orders = attrgetter("state", "url", "types", "principals", "secret_id", "previous_id", "previous_until", "headers",
+                         "form")
 
 
 class Results(Struct):
@@ -120,11 +121,11 @@ class Courier(Rounds):
         """Whether the circuit is open: only the oldest event is tried."""
         return self.failures >= MOST_FAILURES
 
-    async def _deliver_page(self) -> None:
-        """Deliver what waits and is due, and what is new; plan the next run."""
+    async def _deliver_page(self) -> bool:
+        """Deliver what waits and is due, and what is new; plan the next run; return whether nothing is left."""
         webhook = await self._find_endpoint()
         if webhook is None:
-            return
+            return False
         self._take_over(webhook)
         rows = await self.engine.backend.page(
             self.tenant_id, queries.DeliveryFilter(webhook.webhook_id, "waiting", None, MOST_KEPT))
@@ -134,6 +135,7 @@ class Courier(Rounds):
         await self._send_and_settle(rows[:1] if self.is_down else rows, left)
         if (pause := self._find_pause(left.values())) is not None:
             self.call_later(pause)
+        return pause is None and not self.page
 
     async def _find_endpoint(self) -> stored_webhooks.Webhook | None:
         """Return the endpoint; None if nothing is delivered to it now."""
@@ -248,14 +250,24 @@ class Courier(Rounds):
     async def _try(self, row: stored_webhooks.WebhookDelivery) -> stored_webhooks.WebhookDelivery:
         """Try to deliver an event once; return its row as it is then."""
         event = self.fresh.get(row.delivery_id) or await find_event(self.engine, self.tenant_id, row)
-        if event is None:
+        if event is None or (body := await self._render(event)) is None:
             return replace(row, state="parked", next_at=None, reason="the event is archived or pruned",
                            last_at=self.engine.backend.now())
-        body, now = event.render(), self.engine.backend.now()
+        now = self.engine.backend.now()
         secrets = secrets_of(self.engine.backend.secret, self.tenant_id, self.webhook, now)
         headers = sign(secrets, row.delivery_id, now, body)
-        attempt = await self.post.send(self.webhook.url, headers, body, self.tenant_id)
-        return self._note(row, attempt)
+        return self._note(row, await self._send(headers, body))
+
+    async def _render(self, event: Happened) -> bytes | None:
+        """Return what is posted of an event; None if it cannot be told any more."""
+        return event.render()
+
+    async def _send(self, headers: dict[str, str], body: bytes) -> Attempt:
+        return await self.post.send(self.webhook.url, headers, body, self.tenant_id)
+
+    async def _list_concerned(self) -> list[wire.Principal]:
+        """Return who is told when the endpoint or an event is given up."""
+        return await list_admins(self.engine, self.tenant_id)
 
     def _note(self, row: stored_webhooks.WebhookDelivery, attempt: Attempt) -> stored_webhooks.WebhookDelivery:
         """Note the result of an attempt; return the row of its event."""
@@ -292,7 +304,7 @@ class Courier(Rounds):
                       position=self.position, outcome=part,
                       failing_since=self.failing_since, known_failing_since=self.webhook.failing_since,
                       reason=self.reason, park=park, reached=self.reached,
-                      whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
+                      whom=await self._list_concerned() if gives_up else [])
         caller = self.engine.make_own_caller(self.tenant_id)
         stored: stored_webhooks.Webhook | None = await self.engine.write(store_results, load_webhook, caller, ask)
         if stored is None:

@@ -45,8 +45,8 @@ async def read_behind(engine: Engine, tenant_id: str, webhook: stored_webhooks.W
                       limit: int) -> list[Happened]:
     """Return what has happened behind a position, the oldest first, wanted or not."""
     if not tells_usage(webhook):
-        receipts = await engine.backend.page(tenant_id,
-                                             queries.ReceiptFilter(None, None, None, position or None, limit))
+        receipts = await engine.backend.page(tenant_id, queries.ReceiptFilter(
+            None, webhook.task_id or None, None, position or None, limit))
         console = find_console(engine.settings)
         return [show_as_event(tenant_id, receipt, wants(webhook, receipt), console) for receipt in receipts]
     before = write_period(read_period(position) - 1) if position else ""     # a position may be the end of a period

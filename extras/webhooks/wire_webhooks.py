@@ -18,6 +18,8 @@ EventTypes = Annotated[frozenset[wire.Name], Meta(max_length=50), wire.says(
 Recipients = Annotated[frozenset[wire.Name], Meta(max_length=100), wire.says(
     "only receipts in the inboxes of these principals, by id; empty is all")]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), wire.says("seconds that the old secret signs, too")]
+Headers = Annotated[dict[str, Annotated[str, Meta(max_length=4000)]], Meta(max_length=8), wire.says(
+    "for the receiver, such as Authorization; they are sealed, and shown to nobody")]
 EventIds = Annotated[frozenset[wire.Name], Meta(max_length=100)]
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105  # of an example
 DELIVERY = {"webhook_id": examples.WEBHOOK_ID, "delivery_id": examples.DUTY, "type": "task.result_ready",
@@ -25,6 +27,12 @@ DELIVERY = {"webhook_id": examples.WEBHOOK_ID, "delivery_id": examples.DUTY, "ty
             "first_at": examples.NOW, "task_id": examples.TASK_ID, "last_at": examples.LATER, "next_at": examples.LATER,
             "status": 503,
             "reason": "503: not a success", "took_ms": 12.5}
+
+OF_TASK = {"webhook_id": f"{examples.TASK_ID}.0", "tenant": examples.TENANT_ID,
+           "endpoint": "https://agent.example.com/done", "types": ["task.result_ready"], "principals": [],
+           "state": "active", "created_at": examples.NOW, "created_by": "agent ada", "updated_at": examples.NOW,
+           "task_id": examples.TASK_ID, "form": "receipt", "headers": ["authorization"],
+           "authorization_scheme": "Bearer"}
 
 
 class CreateWebhook(wire.Ask, kw_only=True):
@@ -136,6 +144,44 @@ class WebhookRecord(Struct, omit_defaults=True):
     succeeded_at: datetime | None = None            # the last success
     previous_secret_until: datetime | None = None   # until then an earlier secret signs, too
     all_tenants: bool = False           # whether it is told of the usage of all tenants
+    task_id: str | None = None          # of the webhook of one task; so are the others
+    form: str | None = None             # what is posted of an event
+    headers: list[str] | None = None    # the names of those that its requests carry for the receiver
+    authorization_scheme: str | None = None         # of the header authorization, such as Bearer
+
+
+class CreateTaskWebhook(wire.TaskAsk, kw_only=True):
+    """Have the events of one task posted."""
+
+    example = ({"task_id": examples.TASK_ID, **examples.ASKER, "endpoint": "https://agent.example.com/done",
+                "types": ["task.result_ready"], "headers": {"Authorization": "Bearer of-the-receiver"}},
+               {"secret": SECRET, "webhook": OF_TASK})
+    refusals = (*wire.TaskAsk.refusals, errors.QuotaExceeded)
+    next_step = "list_task_webhooks tells whether its receiver fails."
+    endpoint: EndpointUrl
+    types: EventTypes = frozenset()
+    headers: Headers = {}
+    name: Annotated[wire.Name | None, wire.says("of yours; it replaces your webhook of that name at this task")] = None
+    past: Annotated[bool, wire.says("false: only what happens from now on")] = True
+    form: Annotated[wire.Name, wire.says("what is posted: the receipt, or what another protocol makes of it")] = (
+        "receipt")
+
+
+class ListTaskWebhooks(wire.TaskAsk, kw_only=True):
+    """List the webhooks of one task."""
+
+    acts = False
+    filters = True
+    example = ({"task_id": examples.TASK_ID}, {"webhooks": [OF_TASK]})
+
+
+class RemoveTaskWebhook(wire.AsEither, kw_only=True):
+    """Remove a webhook of one task."""
+
+    needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
+    example = ({"webhook_id": OF_TASK["webhook_id"], **examples.ASKER}, {"ok": True})
+    refusals = (*wire.TaskAsk.refusals, errors.WebhookNotFound)
+    webhook_id: Annotated[wire.Name, wire.says("the webhook; list_task_webhooks shows it")] = ""
 
 
 class CreatedWebhook(Struct):

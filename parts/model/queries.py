@@ -82,6 +82,13 @@ class ReceiptFilter(Query[stored.Receipt], frozen=True):
     newest: bool = False        # the last ones; still oldest first
 
 
+class OpenWebhooks(Query[stored_webhooks.Webhook], frozen=True):
+    """Endpoints of a tenant and of its tasks that have not ended, by their ids."""
+
+    after: str = ""             # a webhook_id
+    limit: int = 200
+
+
 class IdFilter(Query[str], frozen=True):
     """Ids of tasks or receipts that begin with a text, or end with it among the newest `searched`; in any order."""
 

@@ -343,6 +343,8 @@ class WebhookSettings(Group, frozen=True):
 
     allow: Annotated[Texts, says("Private hosts and networks, or hosts without TLS, to which webhooks may go")] = ()
     max_per_tenant: Annotated[Natural, says("Most endpoints of a tenant; 0 is none")] = 10
+    max_per_task: Annotated[int, span(0, 100), says("Most webhooks of one task; 0 is none")] = 5
+    max_of_tasks: Annotated[Natural, says("Most webhooks of a tenant's tasks that have not ended")] = 1000
     parallel: Annotated[int, span(1, 100), says("Most deliveries on their way to an endpoint at once")] = 4
     timeout_seconds: Annotated[Timer, says("Seconds for a delivery, from the look-up of the host to the answer")] = 10.0
     retry_seconds: Annotated[Timer, says("Seconds before the first retry; then doubled, with jitter")] = 5.0

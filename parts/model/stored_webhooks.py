@@ -1,4 +1,4 @@
-"""The rows of webhooks: where the events of a tenant are sent, and what became of each delivery."""
+"""The rows of webhooks: where the events of a tenant, or of one task, are sent, and what became of each delivery."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from msgspec import Struct
 
 from asyncgate.parts.model.cards import HOURLY, OF_TENANT, Actor, Content, Form, IdText, Json, Plain, Proof, stored
 
-WebhookState = Literal["active", "disabled", "parked", "removing"]
+WebhookState = Literal["active", "disabled", "parked", "removing", "ended"]
 DeliveryState = Literal["waiting", "delivered", "parked"]
 
 
-@stored("webhooks", "where the events of a tenant are sent", "until an admin removes it", "that admin", rowid=True)
+@stored("webhooks", "where the events of a tenant, or of one task, are sent",
+        "until it is removed; that of a task `webhooks.log_days` after its end", f"whoever made it; {HOURLY}",
+        rowid=True, indexes=("webhooks_open (tenant_id, webhook_id) WHERE state <> 'ended'",))
 class Webhook(Struct, frozen=True):
-    """An endpoint of a tenant, and how far its events are delivered."""
+    """An endpoint of a tenant, or of one task, and how far its events are delivered."""
 
-    webhook_id: IdText                  # UUIDv7
+    webhook_id: IdText                  # UUIDv7; of a task: its id, a dot and a number
     url: Content[str]                   # where events are posted
     description: Content[str]           # for people
     types: Plain[Json]                  # JSON array of event types; empty: every receipt
@@ -25,7 +27,7 @@ class Webhook(Struct, frozen=True):
     previous_id: Proof[str | None]      # the same for the signing secret before, which signs too
     previous_until: float | None        # until then
     position: IdText                    # the last receipt up to which each one is delivered, or has a delivery row
-    state: WebhookState   # parked: it failed for days; removing: being deleted
+    state: WebhookState   # parked: it failed for days; removing: being deleted; ended: as its task
     reason: Content[str | None]         # why it is not active, or why it fails
     created_at: float                   # when
     created_by: Actor[str]              # by which principal
@@ -34,13 +36,17 @@ class Webhook(Struct, frozen=True):
     noticed_at: float | None = None     # when admins were last told of a parked delivery
     succeeded_at: float | None = None   # the last success
     reached: Plain[str | None] = None   # JSON, of an endpoint for all tenants: by tenant, the position in its usage
+    task_id: IdText = ""                # the task whose events it gets; empty: those of the tenant
+    headers: Proof[str | None] = None   # what its requests carry for the receiver, sealed
+    form: Plain[str] = "receipt"        # what is posted of an event
 
 
 @stored("webhook_heads", "how many such endpoints a tenant has", OF_TENANT, "nobody: it is a count", single=True)
 class WebhookHead(Struct, frozen=True):
     """How many endpoints a tenant has: the row makes those who add one take turns."""
 
-    number: int                         # of endpoints
+    number: int                         # of endpoints of the tenant itself
+    tasks: int = 0                      # of those of tasks that have not ended
 
 
 @stored("webhook_deliveries", "what became of each event that was posted", "`webhooks.log_days` after its last attempt",

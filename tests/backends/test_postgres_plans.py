@@ -24,7 +24,15 @@ from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.identity.metering import Closer, floor_to
-from asyncgate.parts.model.queries import DeliveryFilter, EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
+from asyncgate.parts.model.queries import (
+    DeliveryFilter,
+    EntryFilter,
+    OpenWebhooks,
+    OutboxFilter,
+    ReceiptFilter,
+    Rows,
+    TaskFilter,
+)
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -124,6 +132,10 @@ INSERT INTO asyncgate.webhook_deliveries
 SELECT {tenant}, 'webhook-' || n % 5, {id}, 'task.assigned', {third},
     CASE WHEN n % 50 = 0 THEN 'parked' ELSE 'delivered' END, 1, n, n, NULL, 204, NULL, 1
 FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.webhooks
+SELECT {tenant}, {id} || '.0', 'https://hooks.invalid/', '', '[]', '[]', 's', NULL, NULL, NULL, {id},
+    CASE WHEN n % 50 = 0 THEN 'active' ELSE 'ended' END, NULL, n, 'agent ada', n, NULL, NULL, NULL, NULL, {id}, NULL,
+    'receipt' FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.ledger_marks VALUES ({tenant}, 'task.completed', 'r'), ({tenant}, 'task.failed', 'r');
 """
 
@@ -599,7 +611,7 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
              "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
-             "webhook_deliveries_state", "states_turn", "states_limited", "turns_open", "turns_blocked",
+             "webhook_deliveries_state", "webhooks_open", "states_turn", "states_limited", "turns_open", "turns_blocked",
              "turns_until", "tasks_parent"]
 
 
@@ -641,6 +653,7 @@ async def list_some(backend: Any) -> None:
     for to, task_id, instance in [(ada, None, None), (None, "none", None), (None, None, "gate"), (None, None, None)]:
         await backend.page(TENANT, EntryFilter(to, task_id, None, instance, None, 50))
     await backend.page(TENANT, OutboxFilter("", 50))
+    await backend.page(TENANT, OpenWebhooks())
     for state, newest in itertools.product(("parked", None), (False, True)):
         await backend.page(TENANT, DeliveryFilter("webhook-1", state, None, 50, newest))
 

@@ -189,7 +189,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
         spell("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
-             "webhook_heads.tenant_id webhook_heads.number",
+             "webhook_heads.tenant_id webhook_heads.number webhook_heads.tasks",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at "
@@ -926,6 +926,9 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "make_sign_in_link": [{"tenant": "{tenant}", "principal_id": "{worker}"}],
     "create_webhook": [{"tenant": "{tenant}", "endpoint": "https://hooks.invalid/"}],
     "list_webhooks": [{"tenant": "{tenant}"}],
+    "create_task_webhook": [{"task_id": "{task_id}", "endpoint": "https://hooks.invalid/"}],
+    "list_task_webhooks": [{"task_id": "{task_id}"}],
+    "remove_task_webhook": [{"webhook_id": "{task_id}.0"}],
     **{name: [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"}, {"webhook_id": "{webhook_id}"}]
        for name in ("change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook")},
     "list_deliveries": [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"},

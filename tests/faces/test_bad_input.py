@@ -60,6 +60,7 @@ async def known(served: Any) -> dict[str, str]:
     program = await served.post("/v1/clients", {"client_name": "App", "redirect_uris": ["https://app.example/cb"]})
     person = await served.post("/v1/users", {"email": "ada@example.com"})
     hook = await served.post("/v1/webhooks", {"endpoint": "https://hooks.invalid/", "types": ["system.anomaly"]})
+    await served.post(f"/v1/tasks/{offer['task_id']}/webhooks", {"endpoint": "https://hooks.invalid/"})
     await served.post("/v1/task-limits", {"name": "openai", "concurrency_total": 10})
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
     preview = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
@@ -94,6 +95,8 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "invite_user": {"email": "ada@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
         "revoke_token": {"token_id": "t1"}, "set_budget": {"quantity": "tasks"},
         "create_webhook": {"endpoint": "https://hooks.invalid/"},
+        "create_task_webhook": {"endpoint": "https://hooks.invalid/"},
+        "remove_task_webhook": {"webhook_id": f"{known['task_id']}.0"},
         "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"plan": True},
         "register_client": {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}}
     return fields | least.get(op.name, {})

@@ -134,7 +134,7 @@ class Walk:
         if "parent_receipt_id" in op.takes.needed:
             return {"parent_receipt_id": await self.duty()}
         if "task_id" in op.takes.needed:
-            return {"task_id": await self.created()}
+            return {"task_id": await self.created(), **({"endpoint": URL} if op.name == "create_task_webhook" else {})}
         if "schedule_id" in op.takes.needed:
             held = await self.held(type="schedule.create")
             made = {"receipt_type": "schedule.created", "schedule_id": "nightly"}
@@ -148,7 +148,7 @@ class Walk:
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
         if "webhook_id" in op.takes.needed:
-            return {"webhook_id": (await self.served.post("/v1/webhooks", {"endpoint": URL}))["webhook"]["webhook_id"]}
+            return await self.hook("task" in op.name)
         if "user_id" in op.takes.needed:
             return {"user_id": (await self.served.post("/v1/users", {"email": "ada@example.com"}))["user_id"]}
         if "client_id" in op.takes.needed:
@@ -161,6 +161,10 @@ class Walk:
         if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
             return await self.bulk(op)
         return await self.rest(op)
+
+    async def hook(self, of_task: bool) -> dict[str, Any]:
+        path = f"/v1/tasks/{await self.created()}/webhooks" if of_task else "/v1/webhooks"
+        return {"webhook_id": (await self.served.post(path, {"endpoint": URL}))["webhook"]["webhook_id"]}
 
     async def session(self, op: Operation) -> dict[str, Any]:
         await Directory(self.served.engine).change(partial(keep_sign_ins, mark="x"))

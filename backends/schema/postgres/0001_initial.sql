@@ -404,7 +404,7 @@ $$;
 -- Tenants that have endpoints for webhooks.
 CREATE FUNCTION asyncgate.webhook_tenants() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$ SELECT h.tenant_id FROM asyncgate.webhook_heads AS h WHERE h.number > 0 $$;
+AS $$ SELECT h.tenant_id FROM asyncgate.webhook_heads AS h WHERE h.number > 0 OR h.tasks > 0 $$;
 
 -- What upkeep must check, oldest first: leases that expired before lost_at; deadlines, spent attempts and late
 -- schedules as of now_at.  An expired lease is left to its own instance only while that process holds its instance lock

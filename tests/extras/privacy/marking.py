@@ -160,7 +160,10 @@ def keep_books(work: Work, marks: Marks) -> None:
     work.keep_record(Presence("agent", ADA, str(marks), work.now, work.now, 1, to_canonical(claims).decode(), work.now))
     work.keep_record(Webhook("webhook-1", f"https://example.com/{ADA}", f"for {ADA}", "[]", f'["{ADA}"]', "s", None,
                              None, "", "disabled", f"disabled by {ADA}", work.now, f"agent {ADA}", work.now))
-    work.keep_record(WebhookHead(1))
+    work.keep_record(Webhook("task-1.0", f"https://example.com/{marks}", str(marks), "[]", "[]", "s", None, None, "",
+                             "active", str(marks), work.now, f"agent {ADA}", work.now, task_id="task-1",
+                             headers=str(marks)))
+    work.keep_record(WebhookHead(1, 1))
 
 
 def keep_people(work: Work, marks: Marks, tenant: str) -> None:
