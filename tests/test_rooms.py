@@ -36,7 +36,7 @@ KNOWS = {
 # What each extra knows of the core; none is known by it.
 EXTRAS = {
     "agents": ("model", "process", "clients"),
-    "a2a": (*BELOW, "faces", "joint"),
+    "a2a": (*BELOW, "faces", "joint", "webhooks"),
     "ai_worker": ("model", "process", "clients"),
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
     "console": (*BELOW, "faces", "joint"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, DecodeError
 
 from asyncgate import Caller, speaker
-from asyncgate.extras.a2a import cards, requests, view
+from asyncgate.extras.a2a import cards, push, requests, view
 from asyncgate.extras.a2a.refusals import A2AError, no_task, translate
 from asyncgate.extras.a2a.requests import Sent, take
 from asyncgate.extras.a2a.view import Seen
@@ -27,28 +27,31 @@ Params = Mapping[str, Any]
 MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
 MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
-NO_PUSH = "this agent sends no push notifications; SendMessage waits for the outcome, and GetTask reads it"
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
 
 class Visit:
     """One call of one agent."""
 
-    def __init__(self, gate: Serving, agent: str, caller: Caller, key: str | None,
-                 card: Callable[[Caller], Awaitable[Any]]) -> None:
+    def __init__(self, gate: Serving, agent: str, caller: Caller, key: str | None = None,
+                 card: Callable[[Caller], Awaitable[Any]] | None = None, is_old: bool = False) -> None:
         self.gate, self.agent, self.caller, self.card = gate, agent, caller, card
-        self.key = key      # of the header Idempotency-Key
+        self.key, self.is_old = key, is_old     # of the header Idempotency-Key; whether it speaks 0.3
         self.who = {} if caller.bound else ANYBODY
 
     async def perform(self, operation: str, **fields: Any) -> Any:
         """Carry out an operation, of which a request is read as one of REST."""
+        ask = self.read_ask(operation, **fields)
+        return await self.gate.engine.perform(self.gate.operations[operation], self.caller, ask)
+
+    def read_ask(self, operation: str, **fields: Any) -> Any:
+        """Return the request of an operation."""
         op = self.gate.operations[operation]
         named = self.who if "principal_id" in op.takes.__struct_fields__ else {}
         try:
-            ask, _ = op.reader.body(body := encode_json({**named, **fields}), "refuse")
+            return op.reader.body(body := encode_json({**named, **fields}), "refuse")[0]
         except (DecodeError, ValueError) as wrong:
             raise errors.InvalidRequest(members.describe_problem(wrong, op.takes, body)) from None
-        return await self.gate.engine.perform(op, self.caller, ask)
 
     def permit(self, *operations: str) -> None:
         """Refuse a caller that may not call one of these, before the first of them changes anything."""
@@ -95,6 +98,15 @@ class Visit:
         return seen
 
 
+class OwnVisit(Visit):
+    """The gate itself reads, for what it tells: nobody has called, so nothing is counted or audited."""
+
+    async def perform(self, operation: str, **fields: Any) -> Any:
+        """Carry out an operation that reads."""
+        return await self.gate.operations[operation].run(
+            self.gate.engine, self.caller, self.read_ask(operation, **fields))
+
+
 # Messages.
 
 
@@ -111,10 +123,12 @@ async def send_message(visit: Visit, params: Params) -> dict[str, Any]:
 async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
     """Make a task of a message, or give it to the task that has asked; return the task and the receipt of that."""
     how, sent = requests.take_object(params, "configuration"), requests.read_message(params)
-    if requests.take_object(how, "taskPushNotificationConfig", "configuration."):
-        raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
+    config = push.read_sent(visit, how)
     if sent.task_id is not None:
         visit.permit("answer_input", "get_task")
+        if config is not None:      # before the answer, behind which the task may end
+            await visit.read(sent.task_id)
+            await push.keep_config(visit, sent.task_id, config, past=False)
         return await answer(visit, sent, sent.task_id)
     visit.permit("create_task", "get_task")
     context = sent.context_id or make_context(visit)
@@ -129,6 +143,8 @@ async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
         raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
                        "take a new key", taskId=made.task_id)
     record = await visit.perform("get_task", task_id=made.task_id)
+    if config is not None:      # it is told from the beginning, so the task may have ended meanwhile
+        await push.keep_config(visit, made.task_id, config, past=True)
     return record.task_id, record.obligation_receipt_id
 
 
@@ -298,14 +314,10 @@ def read_page_token(params: Params) -> tuple[str, str] | None:
     return moment, task_id
 
 
-# What is not there, and the card for those who are known.
-
-
-async def refuse_push(visit: Visit, params: Params) -> dict[str, Any]:
-    """Say that there are no push notifications."""
-    raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
+# The card for those who are known.
 
 
 async def get_card(visit: Visit, params: Params) -> Any:
     """Show the card, also where it is not public."""
+    assert visit.card is not None
     return await visit.card(visit.caller)

@@ -56,7 +56,7 @@ async def describe_agent(gate: Serving, caller: Caller, agent: str) -> Described
     return Described(row.description, *schemas)
 
 
-def make_card(agent: str, address: str, about: Described, modes: tuple[str, ...]) -> dict[str, Any]:
+def make_card(agent: str, address: str, about: Described, modes: tuple[str, ...], pushes: bool) -> dict[str, Any]:
     """Return the card of 1.0."""
     words = about.words or f"Does tasks of the type {agent}, and loses none."
     takes, gives = list_modes(about.form, modes), list_modes(find_form(about.result), modes)
@@ -68,7 +68,7 @@ def make_card(agent: str, address: str, about: Described, modes: tuple[str, ...]
         "supportedInterfaces": [
             {"url": f"{address}/rpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
             {"url": f"{address}/v1", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}],
-        "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": True},
+        "capabilities": {"streaming": True, "pushNotifications": pushes, "extendedAgentCard": True},
         "securitySchemes": {"bearer": {"httpAuthSecurityScheme": {
             "scheme": "Bearer", "description": "a key of the gate, or an access token"}}},
         "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],

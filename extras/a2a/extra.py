@@ -18,7 +18,10 @@ def join_face(gate: Opening) -> list[Route]:
     if settings.root and settings.root not in settings.agents:
         raise errors.StartupError(f"a2a.root names {settings.root}, which is not among a2a.agents")
     from asyncgate.extras.a2a.face import CARD, Face
+    from asyncgate.extras.a2a.push import can_push, join_forms
     face = Face(gate)
+    if can_push(gate):
+        gate.when_opened.append(lambda engine, guard: join_forms(gate, engine))
     roots = [Route(f"/{CARD}", face)] if settings.root else []
     return [*roots, Route("/a2a/{agent}/{rest:path}", face)]
 

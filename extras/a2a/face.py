@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from asyncgate.extras.a2a import cards, v03
 from asyncgate.extras.a2a.calls import Params, Visit
 from asyncgate.extras.a2a.methods import METHODS, Method
+from asyncgate.extras.a2a.push import NO_PUSH, can_push
 from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
 from asyncgate.parts.faces import http
 from asyncgate.parts.faces.front import JSON_TYPE
@@ -95,7 +96,7 @@ class Face:
         base = self.gate.settings.public_url.rstrip("/") or f"{scope['scheme']}://{host}{scope.get('root_path', '')}"
         address = f"{base}/a2a/{quote(agent, safe='')}"
         about = await cards.describe_agent(self.gate, caller, agent)
-        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes)
+        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes, can_push(self.gate))
 
     async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError | errors.GateError,
                      id: Any, is_rpc: bool = False) -> None:
@@ -191,7 +192,8 @@ class AgentCall:
         self.face.require_agent(self.agent)
         caller = await self.gate.guard.resolve(self.scope)
         method, params = await (self._read_rpc() if self.is_rpc else self._read_http())
-        op = self.gate.operations[method.operation]
+        if (op := self.gate.operations.get(method.operation)) is None:
+            raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
         self.name = op.name
         await self.gate.guard.meter(self.scope, caller, op)
         self.gate.engine.permit(op, caller)
@@ -200,7 +202,7 @@ class AgentCall:
             trace = find_trace(self.scope["headers"]) or (self.gate.tracing and self.gate.tracing.current())
             caller = replace(caller, trace=trace) if trace else caller
         visit = Visit(self.gate, self.agent, caller, self._read_key(),
-                      lambda caller: self.face.make_card(self.scope, self.agent, caller))
+                      lambda caller: self.face.make_card(self.scope, self.agent, caller), self.is_old)
         run: Callable[[Visit, Params], Awaitable[Any]] = method.run
         return await http.run_while_connected(run(visit, params), self.receive)
 
@@ -240,7 +242,8 @@ class AgentCall:
         self._check_version()
         self.is_old, params = name in v03.OLD_NAMES, request.get("params", {})
         if self.is_old:
-            name, params = v03.OLD_NAMES[name], v03.read_params(params)
+            params = v03.read_params(params, is_push="pushNotification" in name)
+            name = v03.OLD_NAMES[name]
         if (method := METHODS.get(name)) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
         if not isinstance(params, dict):

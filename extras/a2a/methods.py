@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate.extras.a2a import calls, streams
+from asyncgate.extras.a2a import calls, push, streams
 from asyncgate.extras.a2a.calls import Params, Visit
 
 
@@ -25,9 +25,9 @@ METHODS = {
     "ListTasks": Method(calls.list_tasks, "list_tasks"),
     "CancelTask": Method(calls.cancel_task, "cancel_task"),
     "SubscribeToTask": Method(streams.subscribe, "get_task"),
-    "CreateTaskPushNotificationConfig": Method(calls.refuse_push, "get_task"),
-    "GetTaskPushNotificationConfig": Method(calls.refuse_push, "get_task"),
-    "ListTaskPushNotificationConfigs": Method(calls.refuse_push, "get_task"),
-    "DeleteTaskPushNotificationConfig": Method(calls.refuse_push, "get_task"),
+    "CreateTaskPushNotificationConfig": Method(push.create_config, "create_task_webhook"),
+    "GetTaskPushNotificationConfig": Method(push.get_config, "list_task_webhooks"),
+    "ListTaskPushNotificationConfigs": Method(push.list_configs, "list_task_webhooks"),
+    "DeleteTaskPushNotificationConfig": Method(push.delete_config, "remove_task_webhook"),
     "GetExtendedAgentCard": Method(calls.get_card, "get_task"),
 }

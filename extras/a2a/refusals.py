@@ -71,7 +71,7 @@ class A2AError(Exception):
                           "details": self.describe()}}
 
 
-def translate(refusal: errors.GateError, task_id: str | None = None) -> A2AError:
+def translate(refusal: errors.GateError, task_id: str | None = None, field: str = "message") -> A2AError:
     """Return a refusal of the gate as A2A says it.
 
     About a task, a caller without rights to it learns what one learns of a task that does not exist.
@@ -80,8 +80,8 @@ def translate(refusal: errors.GateError, task_id: str | None = None) -> A2AError
         translated = no_task(task_id)
     else:
         reason = BY_CODE.get(refusal.code) or BY_STATUS.get(refusal.status, "INVALID_PARAMS")
-        field = refusal.more.get("path", "message") if reason == "INVALID_PARAMS" else None
-        translated = A2AError(reason, str(refusal), field, code=refusal.code)
+        place = refusal.more.get("path", field) if reason == "INVALID_PARAMS" else None
+        translated = A2AError(reason, str(refusal), place, code=refusal.code)
     translated.cause = refusal
     return translated
 

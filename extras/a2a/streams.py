@@ -21,9 +21,6 @@ from asyncgate.parts.model.content import decode_json
 from asyncgate.parts.process.readers import Seat, Wants
 
 Event = dict[str, Any]
-GOES_ON = frozenset({"task.accepted", "lease.expired", "task.progress", "input.requested", "input.answered",
-                     "input.expired"})
-MAY_END = frozenset({"task.completed", "task.failed", "task.canceled"})
 PAGE_EVENTS, EVERYTHING = 200, 2**31
 
 
@@ -114,7 +111,7 @@ class TaskStream:
         if at is None:
             return task, self.seen.state in view.ENDED_STATES
         task["artifacts"] = [view.show_output(told)] if told else []
-        task["status"] = self._make_status(past[-1])
+        task["status"] = view.make_status(self.seen, past[-1], self.open.values())
         return task, task["status"]["state"].removeprefix("TASK_STATE_") in view.ASKS
 
     async def _read_receipts(self) -> list[wire.ReceiptRecord]:
@@ -141,27 +138,14 @@ class TaskStream:
         """Return the events of a receipt, and whether the stream ends with them."""
         self._note(receipt)
         body = decode_json(bytes(receipt.body)) or {}
-        if receipt.receipt_type in MAY_END and not body.get("requeued"):
+        if receipt.receipt_type in view.MAY_END and not body.get("requeued"):
             return await self._show_end(), True
-        if receipt.receipt_type not in GOES_ON | MAY_END or body.get("reason") == "task_ended":
+        if receipt.receipt_type not in view.GOES_ON | view.MAY_END or body.get("reason") == "task_ended":
             return [], False
-        status = self._make_status(receipt)
+        assert self.seen is not None
+        status = view.make_status(self.seen, receipt, self.open.values())
         asks = status["state"].removeprefix("TASK_STATE_") in view.ASKS
         return [self._tell("statusUpdate", status=status)], asks
-
-    def _make_status(self, receipt: wire.ReceiptRecord) -> dict[str, Any]:
-        """Return the state that a receipt leads to."""
-        assert self.seen is not None
-        state = "SUBMITTED" if receipt.receipt_type == "task.assigned" else "WORKING"
-        status = {"state": f"TASK_STATE_{state}", "timestamp": view.to_moment(receipt.created_at)}
-        owner = self.seen.record.created_by
-        for asked in self.open.values():
-            if asked.to.same(owner):
-                body = decode_json(bytes(asked.body)) or {}
-                message = view.show_question(self.seen, str(body.get("key")), str(body.get("message")),
-                                             body.get("schema"))
-                return {**status, "state": f"TASK_STATE_{view.name_question(str(body.get('key')))}", "message": message}
-        return status
 
     async def _show_end(self) -> list[Event]:
         """Return what is to be told of a task that has ended: its artifacts, then its state."""

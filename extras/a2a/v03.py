@@ -17,19 +17,37 @@ FILE = (("mimeType", "mediaType"), ("name", "filename"))
 Members = dict[str, Any]
 
 
-def read_params(params: Any) -> Any:
+def read_params(params: Any, is_push: bool = False) -> Any:
     """Return what a request asks, as 1.0 asks it; what is not as it must be stays, and is refused there."""
-    if not isinstance(params, dict) or not isinstance(message := params.get("message"), dict):
+    if not isinstance(params, dict):
+        return params
+    if not isinstance(message := params.get("message"), dict):
+        if is_push:
+            task_id = params.get("taskId", params.get("id"))
+            id = params.get("pushNotificationConfigId", params.get("id"))       # without one it is that of the task
+            return {**read_push(params.get("pushNotificationConfig")), "taskId": task_id, **(
+                {} if "pushNotificationConfig" in params else {"id": id})}
         return params
     how = params.get("configuration")
     how = dict(how) if isinstance(how, dict) else {}
     how["returnImmediately"] = how.pop("blocking", None) is False
     if (push := how.pop("pushNotificationConfig", None)) is not None:
-        how["taskPushNotificationConfig"] = push
+        how["taskPushNotificationConfig"] = read_push(push) if isinstance(push, dict) else push
     parts = message.get("parts")
     return {**params, "configuration": how, "message": {
         **message, "role": "ROLE_USER" if message.get("role") == "user" else "",
         "parts": [read_part(part) for part in parts] if isinstance(parts, list) else parts}}
+
+
+def read_push(config: Any) -> Members:
+    """Return a push configuration of 0.3 as one of 1.0; where it names several schemes, the first counts."""
+    if not isinstance(config, dict):
+        return {}
+    how = config.get("authentication")
+    schemes = how.get("schemes") if isinstance(how, dict) else None
+    if isinstance(how, dict) and isinstance(schemes, list) and schemes:
+        return {**config, "authentication": {**how, "scheme": schemes[0]}}
+    return {**config}
 
 
 def read_part(part: Any) -> Any:
@@ -45,11 +63,17 @@ def read_part(part: Any) -> Any:
     return {kind: part[kind], **more} if kind in ("text", "data") and kind in part else {}
 
 
-def show_result(result: Members) -> Members:
+def show_result(result: Members) -> Any:
     """Return an answer or an event as 0.3 has it."""
     if "supportedInterfaces" in result:
         return show_card(result)
     match result:
+        case {"configs": configs}:
+            return [show_push(config) for config in configs]
+        case {"url": _}:
+            return show_push(result)
+        case _ if not result:
+            return None     # a configuration is deleted
         case {"task": task}:
             return show_old_task(task)
         case {"statusUpdate": event}:
@@ -58,6 +82,14 @@ def show_result(result: Members) -> Members:
         case {"artifactUpdate": event}:
             return {**event, "kind": "artifact-update", "artifact": show_artifact(event["artifact"])}
     return show_old_task(result)
+
+
+def show_push(config: Members) -> Members:
+    """Show a push configuration."""
+    shown = {"id": config["id"], "url": config["url"]}
+    if "authentication" in config:
+        shown["authentication"] = {"schemes": [config["authentication"]["scheme"]]}
+    return {"taskId": config["taskId"], "pushNotificationConfig": shown}
 
 
 def show_old_task(task: Members) -> Members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,9 @@ OWN_SCHEME = "asyncgate:"            # where a result is that the record itself 
 OUTPUT = "output"       # the artifact that the output of a task is
 QUESTION_KEY = "asyncgate/key"           # of a question, in the metadata of its message
 AUTH = ("auth", "auth-", "auth:")       # a question whose key is the first, or begins with one of the others
+GOES_ON = frozenset({"task.accepted", "lease.expired", "task.progress", "input.requested", "input.answered",
+                     "input.expired"})
+MAY_END = frozenset({"task.completed", "task.failed", "task.canceled"})
 MADE = frozenset({"text", "parts", "context_id"})      # members of each payload that the face has made
 
 
@@ -105,6 +109,19 @@ def show_status(seen: Seen) -> dict[str, Any]:
     status: dict[str, Any] = {"state": f"TASK_STATE_{seen.state}", "timestamp": to_moment(seen.record.updated_at)}
     if (message := find_message(seen)) is not None:
         status["message"] = message
+    return status
+
+
+def make_status(seen: Seen, receipt: wire.ReceiptRecord, asked: Iterable[wire.ReceiptRecord]) -> dict[str, Any]:
+    """Return the state that a receipt leads to, while these questions are open."""
+    state = "SUBMITTED" if receipt.receipt_type == "task.assigned" else "WORKING"
+    status = {"state": f"TASK_STATE_{state}", "timestamp": to_moment(receipt.created_at)}
+    for question in asked:
+        if question.to.same(seen.record.created_by):
+            body = decode_json(bytes(question.body)) or {}
+            key = str(body.get("key"))
+            message = show_question(seen, key, str(body.get("message")), body.get("schema"))
+            return {**status, "state": f"TASK_STATE_{name_question(key)}", "message": message}
     return status
 
 

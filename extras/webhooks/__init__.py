@@ -28,7 +28,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncgate import Engine, Extension, News
 from asyncgate.extras.webhooks.sources import has_event, has_usage
@@ -156,7 +156,8 @@ class Webhooks(Extension):
         self.couriers.clear()
         self.followers.clear()
         self._hang_bell()
-        await asyncio.gather(*(running.close(seconds) for running in [*couriers, *followers]))
+        await asyncio.gather(*(courier.close(seconds) for courier in couriers),
+                             *(theirs.close(seconds) for theirs in followers))
 
     async def _look(self, tenant_id: str) -> None:
         """Have a courier for each endpoint of a tenant, and call it."""
@@ -185,13 +186,14 @@ class Webhooks(Extension):
                 del self.couriers[tenant_id]
             self._hang_bell()
 
-    async def _follow_tasks(self, tenant_id: str, rows: list[stored_webhooks.Webhook], *tools: Any) -> None:
+    async def _follow_tasks(self, tenant_id: str, rows: list[stored_webhooks.Webhook], post: Post,
+                            places: Places) -> None:
         """Have a courier for each webhook of a task."""
         from asyncgate.extras.webhooks.following import Followers
 
         followers = self.followers.get(tenant_id)
         if followers is None and rows:
-            followers = self.followers[tenant_id] = Followers(self.engine, tenant_id, *tools)
+            followers = self.followers[tenant_id] = Followers(self.engine, post, places, tenant_id)
         if followers is not None:
             await followers.take_over(rows)
             if not rows:

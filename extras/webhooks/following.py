@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from asyncgate import Engine, Work
 from asyncgate.extras.webhooks import Forms, events
 from asyncgate.extras.webhooks.admin import end_of_task, keys_of
-from asyncgate.extras.webhooks.post import Attempt
+from asyncgate.extras.webhooks.post import Attempt, Post
 from asyncgate.extras.webhooks.sealing import open_headers
-from asyncgate.extras.webhooks.sending import BROKEN_SECONDS, LOOK_REST_SECONDS, PAGE, Courier, read_orders
+from asyncgate.extras.webhooks.sending import BROKEN_SECONDS, LOOK_REST_SECONDS, PAGE, Courier, Places, read_orders
 from asyncgate.extras.webhooks.sources import Happened, find_position
 from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.process.rounds import Rounds
@@ -51,7 +50,7 @@ class TaskCourier(Courier):
     async def _list_concerned(self) -> list[wire.Principal]:
         """Return who made the webhook."""
         kind, _, id = self.webhook.created_by.partition(" ")
-        return [wire.Principal(kind, id)]       # type: ignore[arg-type]  # a principal as text
+        return [wire.Principal(kind, id)]
 
     async def _render(self, event: Happened) -> bytes | None:
         if self.webhook.form == events.AS_RECEIPT or not isinstance(event.what, stored.Receipt):
@@ -68,8 +67,8 @@ class TaskCourier(Courier):
 class Followers:
     """The couriers of the tasks of one tenant."""
 
-    def __init__(self, engine: Engine, tenant_id: str, *tools: Any) -> None:
-        self.engine, self.tenant_id, self.tools = engine, tenant_id, tools
+    def __init__(self, engine: Engine, post: Post, places: Places, tenant_id: str) -> None:
+        self.engine, self.post, self.places, self.tenant_id = engine, post, places, tenant_id
         self.by_task = defaultdict[str, dict[str, TaskCourier]](dict)
         self.position = ""      # the last receipt of which the couriers were told
         self.scout = Rounds(self._scout, LOOK_REST_SECONDS)
@@ -82,7 +81,7 @@ class Followers:
             courier = gone.pop(row.webhook_id, None)
             if courier is None:
                 courier = self.by_task[row.task_id][row.webhook_id] = TaskCourier(
-                    self.engine, *self.tools, self.tenant_id, row)
+                    self.engine, self.post, self.places, self.tenant_id, row)
                 courier.call()
             elif read_orders(row) != read_orders(courier.webhook):
                 courier.call()

@@ -47,10 +47,10 @@ async def create_task_webhook(engine: Engine, caller: Caller,
         old = next((row for row in rows.values() if row is not None and ask.name and row.state != "removing" and (
             row.description, row.created_by) == (ask.name, whom)), None)
         webhook_id = old.webhook_id if old is not None else choose_place(rows)
-        goes_on = old is not None and old.state == "active"
+        goes_on = old is not None and old.state == "active" and old.position
         new = stored_webhooks.Webhook(
             webhook_id, ask.endpoint, ask.name or "", admin.encode(ask.types), "[]", secrets.token_hex(16), None, None,
-            old.position if goes_on else position, "active", None, work.now, whom, work.now, task_id=task.task_id,
+            goes_on or position, "active", None, work.now, whom, work.now, task_id=task.task_id,
             headers=sealing.seal_headers(engine.backend.secret, tenant_id, webhook_id, ask.headers), form=ask.form)
         if old is None or old.state == "ended":
             check_room(engine, head)
@@ -68,7 +68,8 @@ async def create_task_webhook(engine: Engine, caller: Caller,
 async def list_task_webhooks(engine: Engine, caller: Caller,
                              ask: wire_webhooks.ListTaskWebhooks) -> wire_webhooks.Webhooks:
     """List the webhooks of a task, without their secrets and headers: all of them for its owner, else one's own."""
-    return wire_webhooks.Webhooks([show(engine, caller.tenant_id, row) for row in await read_own(engine, caller, ask.task_id, ask)])
+    rows = await read_own(engine, caller, ask.task_id, ask)
+    return wire_webhooks.Webhooks([show(engine, caller.tenant_id, row) for row in rows])
 
 
 async def remove_task_webhook(engine: Engine, caller: Caller, ask: wire_webhooks.RemoveTaskWebhook) -> wire.Ok:

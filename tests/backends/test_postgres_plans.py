@@ -133,7 +133,7 @@ SELECT {tenant}, 'webhook-' || n % 5, {id}, 'task.assigned', {third},
     CASE WHEN n % 50 = 0 THEN 'parked' ELSE 'delivered' END, 1, n, n, NULL, 204, NULL, 1
 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.webhooks
-SELECT {tenant}, {id} || '.0', 'https://hooks.invalid/', '', '[]', '[]', 's', NULL, NULL, NULL, {id},
+SELECT {tenant}, {id} || '.0', 'https://hooks.invalid/', '', '[]', '[]', 's', NULL, NULL, {id},
     CASE WHEN n % 50 = 0 THEN 'active' ELSE 'ended' END, NULL, n, 'agent ada', n, NULL, NULL, NULL, NULL, {id}, NULL,
     'receipt' FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.ledger_marks VALUES ({tenant}, 'task.completed', 'r'), ({tenant}, 'task.failed', 'r');
@@ -611,8 +611,8 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
              "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
-             "webhook_deliveries_state", "webhooks_open", "states_turn", "states_limited", "turns_open", "turns_blocked",
-             "turns_until", "tasks_parent"]
+             "webhook_deliveries_state", "webhooks_open", "states_turn", "states_limited", "turns_open",
+             "turns_blocked", "turns_until", "tasks_parent"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:

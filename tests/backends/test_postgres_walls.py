@@ -1283,6 +1283,7 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
         for task_id in (None, names["task_id"]):
             await gate.backend.page(tenant, ReceiptFilter(owner, task_id, None, None, 10))
     await gate.as_worker().list_leases()
+    await gate.as_admin().list_webhooks()
     await gate.as_agent().get_task_history(task_id=names["task_id"])
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()

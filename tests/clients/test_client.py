@@ -88,10 +88,10 @@ def test_a_reply_says_what_the_gate_says(name: str) -> None:
 # Which calls are repeated, and when.
 
 LOST, UNSENT = Unreachable("lost"), Unreachable("nobody there", sent=False)
-NOT_KNOWN_AGAIN = {"append_output", "change_client", "change_user", "create_tenant", "create_webhook",
-                   "import_receipts", "invite_user", "issue_key", "make_sign_in_link", "pause_schedule",
-                   "register_client", "release_hold", "remove_client", "remove_type", "remove_user", "remove_webhook",
-                   "replay_deliveries", "report_progress",
+NOT_KNOWN_AGAIN = {"append_output", "change_client", "change_user", "create_task_webhook", "create_tenant",
+                   "create_webhook", "import_receipts", "invite_user", "issue_key", "make_sign_in_link",
+                   "pause_schedule", "register_client", "release_hold", "remove_client", "remove_task_webhook",
+                   "remove_type", "remove_user", "remove_webhook", "replay_deliveries", "report_progress",
                    "restore_archive", "resume_schedule", "revoke_key", "rotate_credentials", "rotate_key",
                    "rotate_webhook_secret", "run_archive", "run_schedule", "seal_receipts", "set_limits",
                    "suspend_tenant", "test_webhook"}

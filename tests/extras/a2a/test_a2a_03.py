@@ -67,4 +67,4 @@ async def test_0_3_is_spoken_over_json_rpc_alone(agent: Agent) -> None:
 
     assert over_http.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
     assert await agent.refused("tasks/get", {"id": "none"}, headers=header) == (-32001, "TASK_NOT_FOUND")
-    assert await agent.refused("tasks/pushNotificationConfig/set", {}) == (-32003, "PUSH_NOTIFICATION_NOT_SUPPORTED")
+    assert await agent.refused("tasks/pushNotificationConfig/set", {}) == (-32602, "url")

@@ -213,6 +213,7 @@ async def test_whoever_comes_back_after_a_kill_of_gate_and_worker_misses_nothing
     await asyncio.gather(reading, return_exceptions=True)
     client = connect_to(start(*SETTINGS, database=database, port=gate.port))
     again, reading = client.gather("SubscribeToTask", {"id": task_id})
+    await count(again, 1)       # else the task may end before the stream has begun, and there is none of an ended task
     await client.under(await client.lease(), "complete", result="hello")
     await reading
 

@@ -134,9 +134,9 @@ async def test_a_name_replaces_the_webhook_of_that_name_and_loses_no_event(told:
 
 
 @pytest.mark.parametrize("headers", [
-    {"x-a": "b\r\nx-evil: 1"}, {"x-a\r\nx-evil": "1"}, {"x-a": ""}, {"": "a"}, {"x a": "b"}, {"x-a": "é"}, {"x-a": "a\0"},
-    {"Host": "evil.example"}, {"content-length": "0"}, {"Webhook-Signature": "v1,x"}, {"x-a": "1", "X-A": "2"},
-    {"transfer-encoding": "chunked"}, {"x-a": " b"}, {"x-a": "b\n"}])
+    {"x-a": "b\r\nx-evil: 1"}, {"x-a\r\nx-evil": "1"}, {"x-a": ""}, {"": "a"}, {"x a": "b"}, {"x-a": "é"},
+    {"x-a": "a\0"}, {"Host": "evil.example"}, {"content-length": "0"}, {"Webhook-Signature": "v1,x"},
+    {"x-a": "1", "X-A": "2"}, {"transfer-encoding": "chunked"}, {"x-a": " b"}, {"x-a": "b\n"}])
 async def test_a_header_that_says_how_the_request_is_read_or_ends_its_line_is_refused(
         told: Told, headers: dict[str, str]) -> None:
     async with told() as gate:
