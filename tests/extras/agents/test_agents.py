@@ -18,6 +18,7 @@ import pytest
 
 from asyncgate.clients.http import AsyncHttp
 from tests.support import hasty
+from tests.support.filled_gate import Filled
 from tests.support.hasty import TOKEN
 from tests.support.pages import ROOT, blocks
 
@@ -182,7 +183,7 @@ def child(framework: str, gate: AsyncHttp, notes: Path, dies_at: str) -> Iterato
 
 
 @contextmanager
-def running(gate: AsyncHttp, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(gate: AsyncHttp | Filled, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program of Python, with the gate in its surroundings."""
     around = {**os.environ, "PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false", "ASYNCGATE_URL": gate.url,
               "ASYNCGATE_API_KEY": TOKEN}

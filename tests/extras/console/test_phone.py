@@ -6,17 +6,21 @@ A finger taps only what is in sight.  Seconds are not counted, which belong to m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from asyncgate.conformance.ledgers import Drain
 from tests.conftest import Live
+from tests.extras.agents.test_agents import FRAMEWORKS, SCRIPTS, running
 from tests.extras.console.conftest import GUARDED, OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled, fill_gate
+from tests.support.pages import blocks
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 3}
 TAPS_TO_APPROVE, TAPS_TO_PROVE = 3, 2
@@ -33,7 +37,7 @@ class Finger:
     def __init__(self, console: Console) -> None:
         self.page, self.taps = console.page, 0
 
-    def tap(self, role: Any, name: str) -> None:
+    def tap(self, role: Any, name: str | re.Pattern[str]) -> None:
         """Tap the first thing of a role and a name."""
         thing = self.page.get_by_role(role, name=name, exact=True).first
         thing.wait_for()
@@ -52,14 +56,18 @@ async def gate(fresh: Callable[..., Any], start: Callable[..., Live], anyio_back
 
 @pytest.fixture
 def key(gate: Filled) -> str:
-    """Return the key of the boss, who is asked whether something may be deployed."""
-    issued = gate.call("issue_key", name="phone", principal_kind="human", principal_id="boss", role="agent")
+    """Return the key of the boss."""
+    return str(gate.call("issue_key", name="phone", principal_kind="human", principal_id="boss",
+                         role="agent")["api_key"])
+
+
+def ask(gate: Filled) -> None:
+    """Ask the boss whether something may be deployed."""
     made = gate.call("create_task", type="deploy.run", payload={"version": 7}, agent_id="ada",
                      task_summary="Deploy version 7")
     [offer] = gate.call("lease_next", worker_id="deployer", accept_types=["deploy.run"])["tasks"]
     gate.call("request_input", task_id=made["task_id"], lease_id=offer["lease_id"], worker_id="deployer",
               key="deploy", message="Deploy version 7 to production?", to={"kind": "human", "id": "boss"})
-    return str(issued["api_key"])
 
 
 @pytest.fixture
@@ -70,13 +78,20 @@ def phone(chromium: Chromium, axe: Callable[[], str], gate: Filled) -> Any:
     chromium.run(opened.close)
 
 
-def test_a_deployment_is_approved_from_a_phone_and_its_proof_is_two_taps_away(
-        chromium: Chromium, phone: Console, gate: Filled, key: str) -> None:
+def sign_in(phone: Console, key: str) -> Finger:
+    """Sign in from the first page; the field has the focus, so that the key is typed without a tap."""
     finger, page = Finger(phone), phone.open("/console/")
     page.get_by_label("Key", exact=True).wait_for()
-    page.keyboard.type(key)             # the field has the focus: no tap
+    page.keyboard.type(key)
     finger.tap("button", "Sign in")
     page.wait_for_selector("#main .view")
+    return finger
+
+
+def test_a_deployment_is_approved_from_a_phone_and_its_proof_is_two_taps_away(
+        chromium: Chromium, phone: Console, gate: Filled, key: str) -> None:
+    ask(gate)
+    finger, page = sign_in(phone, key), phone.page
 
     finger.tap("button", "Accept: Deploy version 7 to production?")
     finger.tap("button", "Accept it")
@@ -97,6 +112,25 @@ def test_a_deployment_is_approved_from_a_phone_and_its_proof_is_two_taps_away(
     assert (approved, finger.taps - approved) <= (TAPS_TO_APPROVE, TAPS_TO_PROVE)
     assert spent < MOST_BYTES, spent
     assert calls < 75, [request.url for request in phone.watch.requests]
+    assert phone.faults() == []
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_an_agent_of_a_framework_is_approved_by_a_person_on_a_phone(
+        framework: str, chromium: Chromium, phone: Console, gate: Filled, key: str) -> None:
+    if find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
+    [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
+    model, script, prelude = SCRIPTS[framework]
+    made = gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
+
+    with running(gate, "-c", prelude + block.text.replace(model, script)):
+        finger = sign_in(phone, key)
+        finger.tap("button", re.compile("^Accept: May .*v7"))
+        finger.tap("button", "Accept it")
+        task = gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
+
+    assert task["result"]["result"] == "deployed: v7"
     assert phone.faults() == []
 
 
