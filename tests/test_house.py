@@ -96,7 +96,7 @@ HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "jsonschema", "mcp
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.
 MACHINE_PATH = re.compile(r"(?<![\w.:}-])/(?:work|root|home|Users)[/]\w|[A-Z]:\\\\[U]sers")
-UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
+UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b|^[<>]{7} \w")     # with the marks of a conflict
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -313,6 +313,7 @@ def test_no_file_names_a_machine_or_leaves_work_open(pattern: re.Pattern[str]) -
 def test_the_search_for_machine_paths_and_open_work_finds_them() -> None:
     assert MACHINE_PATH.search("see " + "/".join(["", "home", "ada", "gate.db"]))
     assert UNFINISHED.search("# " + "TO" + "DO: later")
+    assert UNFINISHED.search("<" * 7 + " HEAD")
 
 
 @pytest.mark.parametrize("database", ["postgres", "sqlite"])
