@@ -39,6 +39,7 @@ EXTRAS = {
     "a2a": (*BELOW, "faces", "joint", "webhooks"),
     "ai_worker": ("model", "process", "clients"),
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
+    "celery": ("model", "process", "clients"),
     "console": (*BELOW, "faces", "joint"),
     "doctor": (*PARTS, "clients", "commands", "ledger"),
     "limits": (*BELOW, "identity", "commands", "clients", "joint", "metrics"),

@@ -17,7 +17,8 @@ import msgspec
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from asyncgate.clients.worker import Job, Question
+from asyncgate.clients.worker import Answer, Job, Question
+from asyncgate.extras.agents.approvals import REASON, ask_for_approval, describe_refusal
 
 
 class StepSaver(InMemorySaver):
@@ -82,7 +83,8 @@ async def run_graph(graph: Any, given: Any, job: Job, *, to: str | None = None) 
     """Run a graph to its end; where it interrupts itself, the task waits, and goes on in any process.
 
     `interrupt(value)` asks the value: a text, or an object with `message` and `schema`.  It returns an object with the
-    `action` of the answer and its `content`.  A node interrupts itself once.
+    `action` of the answer and its `content`.  A node interrupts itself once.  What LangChain's middleware for people in
+    the loop wants to have approved is one question, and its answer the decision about all of it.
     """
     config = {"configurable": {"thread_id": job.task_id}}
     state = await graph.aget_state(config)
@@ -91,9 +93,8 @@ async def run_graph(graph: Any, given: Any, job: Job, *, to: str | None = None) 
         if state.interrupts:
             questions = {interrupt.id: ask_interrupt(interrupt, to) for interrupt in state.interrupts}
             answers = await job.ask_all(*questions.values())
-            command = Command(resume={id: {"action": answers[question.key].action,
-                                           "content": answers[question.key].content}
-                                      for id, question in questions.items()})
+            command = Command(resume={interrupt.id: tell_answer(interrupt, answers[questions[interrupt.id].key])
+                                      for interrupt in state.interrupts})
         await graph.ainvoke(command, config, durability="sync")
         state = await graph.aget_state(config)
     return state.values
@@ -104,5 +105,20 @@ def ask_interrupt(interrupt: Any, to: str | None) -> Question:
     value = interrupt.value if isinstance(interrupt.value, dict) else {"message": interrupt.value}
     text = msgspec.json.encode(interrupt.value, order="sorted")
     message = value["message"] if isinstance(value.get("message"), str) else text.decode()
+    if requests := list_requests(value):
+        message = "; ".join(ask_for_approval("", call["name"], call["args"], to).message for call in requests)
     return Question(key=f"{interrupt.id} {hashlib.sha256(text).hexdigest()[:16]}", message=message,
-                    schema=value.get("schema"), to=to)
+                    schema=REASON if requests else value.get("schema"), to=to)
+
+
+def tell_answer(interrupt: Any, answer: Answer) -> dict[str, Any]:
+    """Return what an interrupt is resumed with."""
+    if not (requests := list_requests(interrupt.value)):
+        return {"action": answer.action, "content": answer.content}
+    decision = {"type": "approve"} if answer.accepted else {"type": "reject", "message": describe_refusal(answer)}
+    return {"decisions": [decision] * len(requests)}
+
+
+def list_requests(value: Any) -> list[Any]:
+    """Return the calls that LangChain's middleware wants to have approved; empty if this is another interrupt."""
+    return list(value.get("action_requests", ())) if isinstance(value, dict) else []

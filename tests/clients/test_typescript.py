@@ -17,9 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import __version__
+from asyncgate.clients.http import Http
 from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
 from asyncgate.commands.main import main
 from tests.conftest import Node, tools_of_npm
+from tests.support.pages import blocks
 
 SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
 SOURCE = TYPESCRIPT_FILE.parents[1]
@@ -157,3 +159,44 @@ def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, 
                                text=True)
 
     assert agent.stdout == "{ words: 6 }\n", agent.stderr
+
+
+@pytest.mark.parametrize(("dies_at", "models"), [("model0", 2), ("deploy", 1)])
+def test_an_agent_of_the_ai_sdk_that_is_killed_goes_on_and_asks_no_model_twice(
+        dies_at: str, models: int, package: Any, live: Any, tmp_path: Path) -> None:
+    """The program of the documentation, with a scripted model in the place of its own."""
+    [page] = [block for block in blocks("js", mark="agent:run") if block.more == "ai_sdk"]
+    folder = use(package, tmp_path / "user", "script_model.mjs")
+    (folder / "worker.mjs").write_text(page.text.replace('{ openai } from "@ai-sdk/openai"',
+                                                         '{ note, openai } from "./script_model.mjs"').replace(
+        "      return answer.action", "      note(\"deploy\");\n      return answer.action"))
+    environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
+                   "XDG_STATE_HOME": str(tmp_path), "NOTES": str(tmp_path / "notes"), "DIES_AT": dies_at}
+    boss = {"principal_kind": "human", "principal_id": "boss"}
+    with Http(live.url, "a-token-for-tests") as gate, contextlib.ExitStack() as stack:
+        def work() -> subprocess.Popen[bytes]:
+            process = stack.enter_context(
+                subprocess.Popen([package.find("node"), "worker.mjs"], cwd=folder, env=environment))
+            stack.callback(process.kill)
+            return process
+
+        made = gate.call("create_task", type="clerk", payload="deploy it", agent_id="ada", max_attempts=1)
+        first = work()
+        if dies_at == "model0":
+            assert first.wait() == -signal.SIGKILL
+            work()
+        while not (owed := gate.call("list_open_obligations", **boss, wait_seconds=30)["open_obligations"]):
+            continue
+        gate.call("answer_input", **boss, task_id=made["task_id"], key=owed[0]["body"]["key"], action="accept")
+        if dies_at == "deploy":
+            assert first.wait() == -signal.SIGKILL
+            work()
+        task: dict[str, Any] = {}
+        while task.get("status") not in ("succeeded", "failed"):
+            task = gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
+
+    assert task["result"]["result"] == "it is deployed: v7"
+    notes = (tmp_path / "notes").read_text().split()
+    assert notes.count("model0") == models      # the answer that it died with is asked for again
+    assert notes.count("deploy") == (2 if dies_at == "deploy" else 1)
+    assert notes.count("model1") == 1

@@ -1,6 +1,7 @@
 /** A type of task as a tool of a model: the call survives a restart of the gate, of the worker and of your program. */
 import { AsyncGateError } from "./errors.js";
 import type { Gate, SubmitOptions } from "./gate.js";
+import type { Job } from "./job.js";
 import type { StandardSchema } from "./schema.js";
 
 /** What a tool is for the model, and how its tasks are created. */
@@ -55,6 +56,27 @@ export function claudeTool<Shape>(gate: Gate, type: string, options: ToolOptions
       }
     },
   };
+}
+
+/**
+ * Middleware of the AI SDK: each answer of the model is a step of the task, so a worker that takes the task over does not ask again.
+ * `wrapLanguageModel({ model, middleware: durableModel(job) })`
+ */
+export function durableModel(job: Job<any>): { specificationVersion: "v4"; wrapGenerate(options: { doGenerate(): PromiseLike<any> }): Promise<any> } {
+  return {
+    specificationVersion: "v4",
+    wrapGenerate: ({ doGenerate }) => job.step("model", async () => {
+      const { request: _, response: __, ...answer } = await doGenerate();       // what went over the wire is not needed again
+      return answer as unknown;
+    }),
+  };
+}
+
+/** Tools of the AI SDK each of whose calls is a step of the task; a call may `job.ask`. */
+export function durableTools<Tools extends Record<string, { execute?: any }>>(job: Job<any>, tools: Tools): Tools {
+  const wrap = ([name, tool]: [string, { execute?: any }]): [string, unknown] =>
+    [name, tool.execute ? { ...tool, execute: (input: unknown, call: unknown) => job.step(name, () => tool.execute(input, call)) } : tool];
+  return Object.fromEntries(Object.entries(tools).map(wrap)) as Tools;
 }
 
 /** The type of what a schema takes: of Standard Schema, else anything. */

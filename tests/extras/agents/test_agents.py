@@ -1,4 +1,4 @@
-"""Agents of three frameworks as task functions, with scripted models: each is killed in the middle, and goes on."""
+"""Agents of five frameworks as task functions, with scripted models: each is killed in the middle, and goes on."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from tests.support.pages import ROOT, blocks
 pytestmark = pytest.mark.anyio
 gate = hasty.gate
 BOSS = {"principal_kind": "human", "principal_id": "boss"}
-FRAMEWORKS = {"pydantic_ai": "pydantic_ai", "langgraph": "langgraph", "openai_agents": "agents"}
+FRAMEWORKS = {"pydantic_ai": "pydantic_ai", "langgraph": "langgraph", "openai_agents": "agents",
+              "langchain": "langchain", "smolagents": "smolagents"}
 # What each program begins with: what happens is noted in a file, and the first process dies at one of its moments.
 HEAD = """
 import os, sys
 from asyncgate.clients import Job, Worker
 
-worker = Worker(sys.argv[1], "w", token=sys.argv[2], state=None, ttl_seconds=1)
 notes, dies_at = sys.argv[3], sys.argv[4]
+# The first process dies, and its task waits for so long; the second one is to keep its lease on a slow machine.
+worker = Worker(sys.argv[1], "w", token=sys.argv[2], state=None, ttl_seconds=30 if os.path.exists(notes) else 3)
 
 
 def note(what):
@@ -172,13 +174,112 @@ async def work(prompt: str, job: Job) -> str:
     return await run_agent(agent, prompt, job, to="human:boss")
 
 worker.run()
+""", "langchain": HEAD + """
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain.tools import tool
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from asyncgate.extras.agents.langgraph import open_saver, run_graph
+
+
+class Script(BaseChatModel):
+    @property
+    def _llm_type(self):
+        return "script"
+
+    def bind_tools(self, tools, **more):
+        return self
+
+    def _generate(self, messages, stop=None, run_manager=None, **more):
+        told = [message for message in messages if isinstance(message, ToolMessage)]
+        note(f"model{len(told)}")
+        if not told:
+            answer = AIMessage("", tool_calls=[{"name": "build", "args": {"number": 7}, "id": "call_1"}])
+        elif len(told) == 1:
+            answer = AIMessage("", tool_calls=[{"name": "deploy", "args": {"version": "version-7"}, "id": "call_2"}])
+        else:
+            answer = AIMessage(f"it is {told[1].content}")
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+@tool
+def build(number: int) -> str:
+    "Build a version."
+    note("build")
+    return f"version-{number}"
+
+
+@tool
+def deploy(version: str) -> str:
+    "Deploy a version."
+    note("deploy")
+    return f"deployed: {version}"
+
+
+@worker.task("t")
+async def work(prompt: str, job: Job) -> str:
+    agent = create_agent(Script(), [build, deploy], checkpointer=await open_saver(job),
+                         middleware=[HumanInTheLoopMiddleware({"deploy": True})])
+    state = await run_graph(agent, {"messages": [{"role": "user", "content": prompt}]}, job, to="human:boss")
+    return state["messages"][-1].content
+
+worker.run()
+""", "smolagents": HEAD + """
+from smolagents import ChatMessage, MessageRole, Model, ToolCallingAgent, tool
+from asyncgate.extras.agents.smolagents import DurableModel, durable_tool
+
+
+class Script(Model):
+    def generate(self, messages, **more):
+        told = [part["text"].removeprefix("Observation:").strip() for message in messages
+                if message.role == MessageRole.TOOL_RESPONSE for part in message.content]
+        note(f"model{len(told)}")
+        name, given = [("build", {"number": 7}), ("deploy", {"version": "version-7"}),
+                       ("final_answer", {"answer": f"it is {told[-1] if told else ''}"})][len(told)]
+        return ChatMessage(MessageRole.ASSISTANT, "", [
+            {"id": f"call_{len(told)}", "type": "function", "function": {"name": name, "arguments": given}}])
+
+
+@tool
+def build(number: int) -> str:
+    '''Build a version.
+
+    Args:
+        number: which one
+    '''
+    note("build")
+    return f"version-{number}"
+
+
+@tool
+def deploy(version: str) -> str:
+    '''Deploy a version.
+
+    Args:
+        version: which one
+    '''
+    note("deploy")
+    return f"deployed: {version}"
+
+
+@worker.task("t")
+def work(prompt: str, job: Job) -> str:
+    tools = [durable_tool(build, job), durable_tool(deploy, job, to="human:boss")]
+    agent = ToolCallingAgent(tools, DurableModel(Script(), job), max_tool_threads=1, verbosity_level=0)
+    return str(agent.run(prompt))
+
+worker.run()
 """}
 
 
 @contextmanager
 def child(framework: str, gate: AsyncHttp, notes: Path, dies_at: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker with an agent."""
-    with running(gate, "-c", PROGRAMS[framework], gate.url, TOKEN, str(notes), dies_at) as process:
+    # A file, because smolagents reads the source of its tools.
+    (program := notes.with_suffix(".py")).write_text(PROGRAMS[framework])
+    with running(gate, str(program), gate.url, TOKEN, str(notes), dies_at) as process:
         yield process
 
 
@@ -277,18 +378,49 @@ class Script(Model):
 
     def stream_response(self, *given, **more):
         raise NotImplementedError
+"""), "langchain": ("\"openai:gpt-5\"", "Script()", """
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+
+class Script(BaseChatModel):
+    @property
+    def _llm_type(self):
+        return "script"
+
+    def bind_tools(self, tools, **more):
+        return self
+
+    def _generate(self, messages, stop=None, run_manager=None, **more):
+        told = [message.content for message in messages if isinstance(message, ToolMessage)]
+        calls = [] if told else [{"name": "deploy", "args": {"version": "v7"}, "id": "call_1"}]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("".join(told), tool_calls=calls))])
+"""), "smolagents": ("InferenceClientModel()", "Script()", """
+from smolagents import ChatMessage, MessageRole, Model
+
+
+class Script(Model):
+    def generate(self, messages, **more):
+        told = [part["text"].removeprefix("Observation:").strip() for message in messages
+                if message.role == MessageRole.TOOL_RESPONSE for part in message.content]
+        name, given = ("final_answer", {"answer": told[0]}) if told else ("deploy", {"version": "v7"})
+        return ChatMessage(MessageRole.ASSISTANT, "", [
+            {"id": f"call_{len(told)}", "type": "function", "function": {"name": name, "arguments": given}}])
 """)}
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
-async def test_a_program_of_the_documentation_waits_for_its_approval(framework: str, gate: AsyncHttp) -> None:
+async def test_a_program_of_the_documentation_waits_for_its_approval(
+        framework: str, gate: AsyncHttp, tmp_path: Path) -> None:
     if find_spec(FRAMEWORKS[framework]) is None:
         pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
     [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
     model, script, prelude = SCRIPTS[framework]
     made = await gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
 
-    with running(gate, "-c", prelude + block.text.replace(model, script)):
+    (program := tmp_path / "program.py").write_text(prelude + block.text.replace(model, script))
+    with running(gate, str(program)):
         asked = await answer(gate, "accept")
         task = await gate.call("get_task", task_id=made["task_id"], wait_seconds=30)
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,14 +118,15 @@ def test_a_deployment_is_approved_from_a_phone_and_its_proof_is_two_taps_away(
 
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_an_agent_of_a_framework_is_approved_by_a_person_on_a_phone(
-        framework: str, chromium: Chromium, phone: Console, gate: Filled, key: str) -> None:
+        framework: str, chromium: Chromium, phone: Console, gate: Filled, key: str, tmp_path: Path) -> None:
     if find_spec(FRAMEWORKS[framework]) is None:
         pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
     [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
     model, script, prelude = SCRIPTS[framework]
     made = gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
 
-    with running(gate, "-c", prelude + block.text.replace(model, script)):
+    (program := tmp_path / "program.py").write_text(prelude + block.text.replace(model, script))
+    with running(gate, str(program)):
         finger = sign_in(phone, key)
         finger.tap("button", re.compile("^Accept: May .*v7"))
         finger.tap("button", "Accept it")
