@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_300,
     "commands": 8_260,
     "conformance": 21_300,
-    "extras/a2a": 1_730,
+    "extras/a2a": 1_770,
     "extras/agents": 450,
     "extras/ai_worker": 1_300,
     "extras/asking": 980,

@@ -24,7 +24,7 @@ from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge, is_in_loop
-from asyncgate.clients.worker.output import Printer, stream
+from asyncgate.clients.worker.output import Printer, stream, to_part
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
@@ -215,6 +215,17 @@ class Job:
         A chunk is a text or anything that JSON can say.  Of an asynchronous iterable it is `async for`.
         """
         return stream(self._printer, chunks)
+
+    def message(self, *parts: Any) -> None:
+        """Say something to whoever follows the task, as a message of its own in A2A.  Raises Lost.
+
+        A part is a text, a part as A2A has it, or anything else that JSON can say.
+        """
+        self._printer.append({"role": "ROLE_AGENT", "parts": [to_part(part) for part in parts]})
+
+    def artifact(self, *parts: Any, name: str = "artifact", append: bool = False) -> None:
+        """Give an artifact of this name while the task is worked on, or append to it; without append it is replaced."""
+        self._printer.append({"artifactId": name, "append": append, "parts": [to_part(part) for part in parts]})
 
     def end_output(self) -> None:
         """Wait until what was printed is at the gate, so that it stands before the end of the task."""

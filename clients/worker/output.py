@@ -127,6 +127,13 @@ class Printer:
             self.job.lost.wait(max(pause, http.pause_after(failures, PAUSE_SECONDS)))
 
 
+def to_part(value: Any) -> dict[str, Any]:
+    """Return a value as a part of a message or an artifact of A2A."""
+    if isinstance(value, dict) and sum(name in value for name in ("text", "raw", "url", "data")) == 1:
+        return value
+    return {"text": value} if isinstance(value, str) else {"data": value}
+
+
 def stream(printer: Printer, chunks: Any) -> Any:
     """Append each chunk of an iterable, and yield it; of an asynchronous one in an async function."""
     if hasattr(chunks, "__aiter__"):

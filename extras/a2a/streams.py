@@ -34,7 +34,7 @@ class TaskStream:
         self.open: dict[str, wire.ReceiptRecord] = {}       # what the client is asked
         self.seen: view.Seen | None = None
         self.fence, self.chunks = 0, list[Any]()        # of the lease that is told of; what waits to be told
-        self.offset, self.has_output = 0, False
+        self.offset, self.begun = 0, set[str]()      # artifacts of the output that are told of
 
     async def follow(self) -> AsyncIterator[Event | None]:
         """Yield events, and now and then None while the stream is quiet."""
@@ -86,9 +86,18 @@ class TaskStream:
         """Return the events of chunks of the leases that were told of; one of a later lease waits for its receipt."""
         events = list[Event]()
         while self.chunks and self.chunks[0].fence <= self.fence:
-            artifact = view.show_output([self.chunks.pop(0)])
-            events.append(self._tell("artifactUpdate", artifact=artifact, append=self.has_output))
-            self.has_output = True
+            chunk = self.chunks.pop(0)
+            value = decode_json(bytes(chunk.chunk))
+            if view.is_message(value):
+                assert self.seen is not None
+                events.append(self._tell("statusUpdate", status={
+                    "state": "TASK_STATE_WORKING", "timestamp": view.to_moment(chunk.at),
+                    "message": view.show_message(self.seen, chunk)}))
+                continue
+            [artifact] = view.show_outputs([chunk])
+            is_more = view.appends(value) and artifact["artifactId"] in self.begun
+            events.append(self._tell("artifactUpdate", artifact=artifact, append=is_more))
+            self.begun.add(artifact["artifactId"])
         return events
 
     async def _begin(self) -> tuple[Event, bool]:
@@ -106,11 +115,12 @@ class TaskStream:
         for receipt in past:
             self._note(receipt)
         told = [chunk for chunk in self.chunks if at is None or chunk.fence <= self.fence]
-        self.chunks, self.has_output, self.seen.chunks = self.chunks[len(told):], bool(told), told
+        self.chunks, self.seen.chunks, outputs = self.chunks[len(told):], told, view.show_outputs(told)
+        self.begun = {artifact["artifactId"] for artifact in outputs}
         task = view.show_task(self.seen)
         if at is None:
             return task, self.seen.state in view.ENDED_STATES
-        task["artifacts"] = [view.show_output(told)] if told else []
+        task["artifacts"] = outputs
         task["status"] = view.make_status(self.seen, past[-1], self.open.values())
         return task, task["status"]["state"].removeprefix("TASK_STATE_") in view.ASKS
 
@@ -149,10 +159,10 @@ class TaskStream:
 
     async def _show_end(self) -> list[Event]:
         """Return what is to be told of a task that has ended: its artifacts, then its state."""
-        ended = view.show_task(await self.visit.read(self.task_id), history=0)
+        ended = await self.visit.read(self.task_id)
         artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
-                     for artifact in ended.get("artifacts", ()) if artifact["artifactId"] != view.OUTPUT]
-        return [*artifacts, self._tell("statusUpdate", status=ended["status"])]
+                     for artifact in view.show_results(ended.record, bool(self.begun))]
+        return [*artifacts, self._tell("statusUpdate", status=view.show_status(ended))]
 
     def _tell(self, kind: str, **members: Any) -> Event:
         assert self.seen is not None

@@ -86,7 +86,7 @@ def show_task(seen: Seen, history: int | None = None, artifacts: bool = True) ->
     shown: dict[str, Any] = {"id": record.task_id, "contextId": seen.context_id, "status": show_status(seen)}
     if history != 0:
         shown["history"] = show_history(seen, payload)[-(history or 0):]
-    output = [show_output(seen.chunks)] if seen.chunks else []
+    output = show_outputs(seen.chunks)
     if artifacts and (made := [*output, *show_results(record, bool(output))]):
         shown["artifacts"] = made
     own = payload.get("request_metadata")
@@ -141,6 +141,8 @@ def find_message(seen: Seen) -> dict[str, Any] | None:
         return say(seen, f"waits:{asked.key}", f"waits for {asked.to}: {asked.message}")
     if record.held is not None:
         return say(seen, f"held:{record.held}", f"on hold: {record.held}")
+    if messages := [chunk for chunk in seen.chunks if is_message(decode_json(bytes(chunk.chunk)))]:
+        return show_message(seen, messages[-1])
     progress = decode_json(bytes(record.progress))
     text = progress.get("message") if isinstance(progress, dict) else progress
     if isinstance(text, str) and text and record.progress_at is not None:
@@ -190,16 +192,51 @@ def unwrap_text(content: Any) -> Any:
     return content["text"] if isinstance(content, dict) and content.keys() == {"text"} else content
 
 
-def show_output(chunks: list[Any]) -> dict[str, Any]:
-    """Show chunks of output as one artifact, in which words that follow each other are one part."""
-    parts = list[Part]()
+def show_outputs(chunks: list[Any]) -> list[dict[str, Any]]:
+    """Show chunks of output: the artifacts that its worker has named, and one of the rest, whose words are joined."""
+    made = dict[str, dict[str, Any]]()
     for chunk in chunks:
-        value = decode_json(bytes(chunk.chunk))
-        if isinstance(value, str) and parts and parts[-1].keys() == {"text", "mediaType"}:
-            parts[-1]["text"] += value
+        if is_message(value := decode_json(bytes(chunk.chunk))):
+            continue
+        id, parts = find_artifact(value), value["parts"] if is_named(value) else [
+            value if is_part(value) else to_part(value)]
+        if id not in made or not appends(value):
+            made[id] = {"artifactId": id, "parts": []}
+        before = made[id]["parts"]
+        if id == OUTPUT and isinstance(value, str) and before and before[-1].keys() == {"text", "mediaType"}:
+            before[-1]["text"] += value
         else:
-            parts.append(value if is_part(value) else to_part(value))
-    return {"artifactId": OUTPUT, "parts": parts, "metadata": {"asyncgate/offset": chunks[-1].offset}}
+            before += parts
+        made[id]["metadata"] = {"asyncgate/offset": chunk.offset}
+    return list(made.values())
+
+
+def is_named(value: Any) -> bool:
+    """Whether a chunk is one of an artifact that its worker has named (`job.artifact`)."""
+    return isinstance(value, dict) and value.keys() == {"artifactId", "append", "parts"} and isinstance(
+        value["append"], bool) and is_artifact({name: value[name] for name in ("artifactId", "parts")})
+
+
+def is_message(value: Any) -> bool:
+    """Whether a chunk is a message of the worker (`job.message`)."""
+    return isinstance(value, dict) and value.keys() == {"role", "parts"} and value["role"] == "ROLE_AGENT" and (
+        is_artifact({"parts": value["parts"]}))
+
+
+def find_artifact(value: Any) -> str:
+    """Return the artifact to which a chunk belongs."""
+    return str(value["artifactId"]) if is_named(value) else OUTPUT
+
+
+def appends(value: Any) -> bool:
+    """Whether a chunk stands behind those before it."""
+    return bool(value["append"]) if is_named(value) else True
+
+
+def show_message(seen: Seen, chunk: Any) -> dict[str, Any]:
+    """Show a message of the worker."""
+    parts = decode_json(bytes(chunk.chunk))["parts"]
+    return make_message(seen, f"{seen.record.task_id}:output:{chunk.offset}", "ROLE_AGENT", parts)
 
 
 def show_results(record: wire.TaskRecord, has_output: bool) -> list[dict[str, Any]]:

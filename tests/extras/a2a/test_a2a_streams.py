@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from asyncgate.clients import Job, Worker
 from tests.conftest import TOKEN, Live
 from tests.extras.a2a.conftest import said
 from tests.support.patience import PATIENCE_SECONDS
@@ -241,6 +242,40 @@ async def test_streams_at_two_gates_have_the_same_events(
     assert states(streams[0][0]) == ["SUBMITTED", "WORKING", "artifactUpdate", "artifactUpdate", "WORKING", "WORKING",
                                      "artifactUpdate", "artifactUpdate", "COMPLETED"]
     assert all(arrived == streams[0][0] for arrived, _ in streams)
+
+
+async def test_what_a_worker_says_and_gives_is_told_as_messages_and_artifacts(client: Client) -> None:
+    def work(payload: Any, job: Job) -> str:
+        job.message("I begin", {"page": 1})
+        job.artifact("a", name="report")
+        job.artifact("b", name="report", append=True)
+        job.print("words")
+        job.artifact({"url": "https://example.com/x", "mediaType": "image/png"}, name="picture")
+        job.artifact("c", name="report")
+        return "done"
+
+    task_id = await client.begin()
+    arrived, reading = client.gather("SubscribeToTask", {"id": task_id})
+    await count(arrived, 1)
+    worker = Worker(str(client.http.base_url).rstrip("/"), "w1", token=TOKEN, state=None, declare=False)
+    worker.task("scan")(work)
+    working = asyncio.create_task(worker.serve())
+    await reading
+    worker.stop()
+    await working
+    ended = (await client.http.get(f"/a2a/scan/v1/tasks/{task_id}")).json()["artifacts"]
+
+    told = [(event["artifact"]["artifactId"], event["append"], event["artifact"]["parts"][0])
+            for kind, event in arrived if kind == "artifactUpdate" and "append" in event]
+    said_parts = [event["status"]["message"]["parts"] for kind, event in arrived
+                  if kind == "statusUpdate" and "message" in event["status"]]
+    words = {"text": "words\n", "mediaType": "text/plain"}
+    picture = {"url": "https://example.com/x", "mediaType": "image/png"}
+    assert said_parts == [[{"text": "I begin"}, {"data": {"page": 1}}]]
+    assert told == [("report", False, {"text": "a"}), ("report", True, {"text": "b"}), ("output", False, words),
+                    ("picture", False, picture), ("report", False, {"text": "c"})]
+    assert [(artifact["artifactId"], artifact["parts"]) for artifact in ended][:-1] == [
+        ("report", [{"text": "c"}]), ("output", [words]), ("picture", [picture])]
 
 
 async def test_a_stream_ends_when_the_gate_stops(
