@@ -1,7 +1,7 @@
 // Charts of numbers over time, for the views of queues.
 
 import {h} from "./dom.js";
-import {sayNumber} from "./words.js";
+import {sayNumber} from "./say.js";
 
 /** Draw a small chart of values; the numbers are in its text. */
 export function sparkline(values, label) {

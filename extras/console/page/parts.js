@@ -3,7 +3,7 @@
 import {h} from "./dom.js";
 import {link} from "./route.js";
 import {copy} from "./share.js";
-import {sayNumber} from "./words.js";
+import {sayNumber} from "./say.js";
 
 /** Show a status with its colour and its word. */
 export function badge(status, tone = status) {

@@ -3,7 +3,7 @@
 import {h} from "./dom.js";
 import {download, menu, writeCsv} from "./share.js";
 import {writeJson} from "./exact.js";
-import {sayNumber} from "./words.js";
+import {sayNumber} from "./say.js";
 
 const SPARE_ROWS = 12;          // above and below what is in sight
 const FEW_ROWS = 60;            // so few rows are all drawn, without a window

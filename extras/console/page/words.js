@@ -1,4 +1,6 @@
-// Words for the codes of the gate: why a task is not done, the facts behind that, and why it is on hold.
+// Words for the codes of the gate: why a task is not done, the facts behind that, and how a question has ended.
+
+import {HOLDS, plain} from "./say.js";
 
 const CAUSES = {
   leased: "a worker has it",
@@ -36,28 +38,12 @@ const FACTS = {
   worker: "Worker", asked_at: "Last asked", accept_types: "Takes", capabilities: "Can do", holding: "Holds",
   last_seen_at: "Last seen", children: "Children",
 };
-const HOLDS = {
-  lease_expiries: "its lease was lost too often",
-  input_required: "it waits for an answer",
-  children_open: "it waits for its children",
-  rebuilt: "the gate was rebuilt from its receipts",
-  receipts_per_task: "it has as many receipts as it may have",
-};
 const RULES = {
   concurrency_total: "Leases at once", concurrency_per_key: "Under each key", rate: "May begin", overrides: "Differ",
   weight: "Turns while others get one",
 };
 const ANSWERS = {open: "open", accept: "accepted", decline: "declined", cancel: "put away", expired: "unanswered"};
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
-
-const numbers = new Intl.NumberFormat();
-
-/** Say a number with the separators of the reader's language; other values stay as they are. */
-export function sayNumber(value) {
-  return typeof value === "number" ? numbers.format(value) : value;
-}
-
-const plain = (code) => String(code).replaceAll("_", " ");
 
 /** Say a cause; a code that is unknown here is said as it is. */
 export function sayCause(code) {
@@ -67,11 +53,6 @@ export function sayCause(code) {
 /** Say the name of a fact. */
 export function sayFact(name) {
   return FACTS[name] ?? plain(name);
-}
-
-/** Say why a task is on hold. */
-export function sayHold(code) {
-  return HOLDS[code] ?? plain(code);
 }
 
 /** Say the name of what a limit allows. */

@@ -11,7 +11,7 @@ import {link} from "../route.js";
 import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayLength, secondsSince, when} from "../time.js";
-import {sayNumber} from "../words.js";
+import {sayNumber} from "../say.js";
 import {look} from "./inbox_look.js";
 
 const PAGE = 200;

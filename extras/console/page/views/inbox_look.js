@@ -10,7 +10,7 @@ import {badge, endOf, say, section, taskLink, tile, who} from "../parts.js";
 import {resumeButton} from "../pausing.js";
 import {link} from "../route.js";
 import {when} from "../time.js";
-import {sayHold} from "../words.js";
+import {sayHold} from "../say.js";
 
 const DAY_MS = 86400000;
 const PAGES_AT_ONCE = 5;

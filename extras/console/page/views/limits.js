@@ -9,7 +9,8 @@ import {link} from "../route.js";
 import {asCommand, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayLength, when} from "../time.js";
-import {sayNumber, sayRule} from "../words.js";
+import {sayNumber} from "../say.js";
+import {sayRule} from "../words.js";
 
 const RULES = ["concurrency_total", "concurrency_per_key", "rate", "overrides"];
 const DEFAULT_STOP = "15m";

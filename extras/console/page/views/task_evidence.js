@@ -4,7 +4,8 @@ import {h} from "../dom.js";
 import {jsonTree} from "../exact.js";
 import {facts, say, shortId, who} from "../parts.js";
 import {when} from "../time.js";
-import {sayCause, sayEmpty, sayFact, sayHold} from "../words.js";
+import {sayHold} from "../say.js";
+import {sayCause, sayEmpty, sayFact} from "../words.js";
 
 /** Show what a cause rests on. */
 export function showEvidence({cause, evidence}, page) {

@@ -2,7 +2,7 @@
 
 import {h} from "../dom.js";
 import {say, section, taskBadge, taskLink} from "../parts.js";
-import {sayNumber} from "../words.js";
+import {sayNumber} from "../say.js";
 
 const MOST_SHOWN = 50;          // children of one task
 const MOST_BRANCHES = 12;       // of them, whose own children are read

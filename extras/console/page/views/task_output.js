@@ -5,7 +5,7 @@ import {readJson, writeJson} from "../exact.js";
 import {h} from "../dom.js";
 import {readEvents, RETRIES, waitBefore} from "../live.js";
 import {badge, section} from "../parts.js";
-import {sayHold, sayNumber} from "../words.js";
+import {sayHold, sayNumber} from "../say.js";
 
 const MOST_LETTERS = 100000;    // that the page keeps; of more, the last ones
 const NEAR_PX = 40;             // so near to its end, the text stays there while more comes

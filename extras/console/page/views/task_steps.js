@@ -5,7 +5,8 @@ import {h} from "../dom.js";
 import {jsonTree} from "../exact.js";
 import {say, section} from "../parts.js";
 import {when} from "../time.js";
-import {sayBytes, sayNumber} from "../words.js";
+import {sayNumber} from "../say.js";
+import {sayBytes} from "../words.js";
 
 const PAGE = 200;
 

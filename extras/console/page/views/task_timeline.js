@@ -4,7 +4,7 @@ import {h} from "../dom.js";
 import {writeJson} from "../exact.js";
 import {badge, say, shortId, taskLink, who} from "../parts.js";
 import {sayClock, sayLength, when} from "../time.js";
-import {sayHold} from "../words.js";
+import {sayHold} from "../say.js";
 import {makeScale, momentsOf} from "./task_story.js";
 
 const narrow = matchMedia("(max-width: 56rem)");

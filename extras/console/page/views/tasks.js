@@ -13,7 +13,7 @@ import {asCommand, copyMenu, FIRST_TASK, menu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
-import {sayNumber} from "../words.js";
+import {sayNumber} from "../say.js";
 
 const PAGE = 200;
 const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
