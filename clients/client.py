@@ -83,6 +83,16 @@ class Way(Protocol):
         """Call an operation and return its reply, checked; raises Refusal or Unreachable."""
 
 
+class Keeper(Protocol):
+    """What keeps large values in a store of the clients: `asyncgate.extras.payloads.Payloads`."""
+
+    async def stow_call(self, operation: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a call with pointers in place of large values."""
+
+    async def fetch_result(self, result: Any, artifacts: Any) -> Any:
+        """Return the result of a task, from the store if it is there."""
+
+
 class Opening:
     """Where a client was opened: connections are for one process and one event loop."""
 
@@ -111,8 +121,9 @@ class AsyncGate(operations.AsyncOperations):
     def __init__(
         self, url: str | None = None, token: str | None = None, *, via: Literal["rest", "mcp"] = "rest",
         agent_id: str | None = None, worker_id: str | None = None, patience_seconds: float = DEFAULT_PATIENCE_SECONDS,
-        transport: httpx2.AsyncBaseTransport | None = None,
+        payloads: Keeper | None = None, transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
+        self.payloads = payloads
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = make_way(via, url, token, transport)
         self.lazy = via == "rest"       # a session of MCP belongs to the asyncio task that opens it
@@ -217,6 +228,8 @@ class AsyncGate(operations.AsyncOperations):
             if not self.lazy:
                 raise RuntimeError(NOT_OPEN)
             await self.open()
+        if self.payloads is not None:
+            fields = await self.payloads.stow_call(operation, fields)
         if (tracing := self.opening.tracing) is None:
             return await self._send(operation, fields)
         with tracing.call(operation, fields) as span:
@@ -423,7 +436,11 @@ class Handle:
             raise TaskFailed(ended)
         if ended.status == "canceled":
             raise TaskCanceled(ended)
-        return make_reader(type)(ended.result.result if ended.result else None)
+        outcome = ended.result
+        value = outcome.result if outcome else None
+        if outcome is not None and self.gate.payloads is not None:
+            value = await self.gate.payloads.fetch_result(value, outcome.artifacts)
+        return make_reader(type)(value)
 
     async def ended(self, timeout: float | None = None) -> operations.TaskRecord:  # noqa: ASYNC109
         """Wait until the task has ended, in success or not, and return the whole task."""

@@ -172,10 +172,10 @@ class SyncGate(operations.SyncOperations):
     def __init__(
         self, url: str | None = None, token: str | None = None, *, via: Literal["rest", "mcp"] = "rest",
         agent_id: str | None = None, worker_id: str | None = None,
-        patience_seconds: float = client.DEFAULT_PATIENCE_SECONDS,
+        patience_seconds: float = client.DEFAULT_PATIENCE_SECONDS, payloads: client.Keeper | None = None,
     ) -> None:
         self.gate = client.AsyncGate(url, token, via=via, agent_id=agent_id, worker_id=worker_id,
-                                     patience_seconds=patience_seconds)
+                                     patience_seconds=patience_seconds, payloads=payloads)
         self.loop_thread: LoopThread[Any] = LoopThread(self.gate)
 
     def open(self) -> Self:

@@ -50,7 +50,7 @@ SECTIONS = {
                    "usage"),
     "Do the work": ("worker", "scheduler", "relay", "permission-prompt"),
     "Maintain a gate": ("doctor", "receipts", "archive", "export", "verify", "reconcile", "rebuild", "backup",
-                        "restore", "copy", "conformance", "bench", "bench-server"),
+                        "restore", "copy", "clean-payloads", "conformance", "bench", "bench-server"),
 }
 
 

@@ -73,6 +73,7 @@ CEILINGS = {
     "extras/oauth": 5_010,
     "extras/outbox": 340,
     "extras/output": 470,
+    "extras/payloads": 370,
     "extras/privacy": 2_015,
     "extras/scheduler": 1_280,
     "extras/types": 960,

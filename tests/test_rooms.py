@@ -47,6 +47,7 @@ EXTRAS = {
     "journal": (*BELOW, "identity", "joint"),
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),
+    "payloads": ("model", "clients", "commands", "joint"),
     "outbox": ("model", "clients", "commands", "joint"),
     "output": (*BELOW, "faces", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),

@@ -84,7 +84,7 @@ class Worker:
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
             ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
             delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True,
-            outage_seconds: float = OUTAGE_SECONDS, declare: bool = True) -> None:
+            outage_seconds: float = OUTAGE_SECONDS, declare: bool = True, payloads: Any = None) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
@@ -93,10 +93,12 @@ class Worker:
         `outage_seconds`: how long work goes on beyond its lease while the gate is away, which gives that time back.
         `tracebacks`: whether the error of a task tells where in your code it was raised.
         `declare`: whether the gate learns what your functions take and give, so that it refuses what does not fit.
+        `payloads`: a store for large values, `asyncgate.extras.payloads.Payloads`; by default that of the client.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
         gate = getattr(gate, "gate", gate)      # of a SyncGate
+        self.payloads: Any = getattr(gate, "payloads", None) if payloads is None else payloads
         way = getattr(gate, "way", gate)        # an AsyncGate's transport
         if getattr(way, "settings", {}).get("transport") is not None:
             raise ValueError("a worker needs a gate on a port, because it calls from two threads: use Gate(port=0)")
@@ -327,12 +329,31 @@ class Worker:
             job.can_cancel = self._task(job).is_async
             job.span = self.tracing.begin_run(offer) if self.tracing else None
             with job.span.current() if job.span else contextlib.nullcontext():      # both tasks copy the context
-                job.work = asyncio.ensure_future(self._task(job).run(job))
+                job.work = asyncio.ensure_future(self._run(job))
                 job.work.add_done_callback(take_error)
                 doing = asyncio.ensure_future(self._do(job))
             self.heart.keep(job.pulse)
             self.jobs[lease_id] = doing
             doing.add_done_callback(lambda _: self.jobs.pop(lease_id, None))
+
+    async def _run(self, job: Job) -> Any:
+        if self.payloads is not None:
+            try:
+                await self.payloads.fetch_payload(job.offer)
+            except ValueError as damaged:
+                raise Fail(str(damaged), code="payload_damaged") from None
+            except Exception as error:      # of a library that this module does not know
+                raise Retry(f"the store does not give the payload: {error}", code="payload_unavailable") from error
+        return await self._task(job).run(job)
+
+    async def _stow(self, job: Job, letter: Letter) -> Letter:
+        """Put a large result into the store."""
+        try:
+            return Letter(letter.operation, dict(await self.payloads.stow_result(letter.fields)))
+        except Exception as error:
+            log.warning("%s: the store does not take its result: %s", job, error)
+            refused = Retry(f"the store does not take the result: {error}", code="result_unavailable")
+            return self._letter(job, "fail", **self._task(job).failure(refused))
 
     def _task(self, job: Job) -> TaskFunction:
         return self.tasks.get(job.type) or self.tasks[None]
@@ -341,6 +362,8 @@ class Worker:
         """Run one task and report its result."""
         try:
             letter = await self._worked(job)
+            if letter is not None and letter.operation == "complete" and self.payloads is not None:
+                letter = await self._stow(job, letter)
             if job.has_printed:
                 await asyncio.to_thread(job.end_output)
             job.note_end(letter.fields if letter else None)
