@@ -70,20 +70,20 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.model.caller import NOBODY, Caller, forbid_scope
+from asyncgate.parts.model.caller import Caller, forbid as forbid, forbid_scope, keep_within, NOBODY
 from asyncgate.parts.model.content import (
     check_size, decode_json, enclose_digest, enclose_whole, find_location, find_ordered_types, find_summary,
     needs_of, parse_json, read_artifacts, sha256, tells_another, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
+    DatabaseUnavailable, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
     InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
     NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents, Unloaded)
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.families import add_child, count_awaited, end_child, end_wait, note_told, park_for_children
 from asyncgate.parts.model.granted import GrantedLeases
-from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
+from asyncgate.parts.model.identities import check_identities, check_needed, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.limiting import (
     find_pattern, find_type_limits, lane_of as lane_of, Limiting, read_limits, STOPPED_SECONDS, TurnQueue, write_limits)
@@ -98,11 +98,12 @@ from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
 from asyncgate.parts.model.quotas import check_kinds
-from asyncgate.parts.model import stored_limits
+from asyncgate.parts.model import stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, AWAITING, INPUT_REQUIRED, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease,
-    Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, AWAITING, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of,
+    Lag, Lease, Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
+from asyncgate.parts.model.unique import hash_key, offer_successor, settle_unique, tell_outcome
 from asyncgate.parts.model.views import (
     answer_success, decode_terms, describe_steps, LOCATE, measure_task, note_repeats, refuse_item, show_lease,
     show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
@@ -250,6 +251,7 @@ INPUT_REQUESTED = Contract("input.requested", "worker", "target", "accepted")
 INPUT_ANSWERED = Contract("input.answered", "caller", "asyncgate", "given")
 INPUT_EXPIRED = Contract("input.expired", "asyncgate", "target", "given")       # not answered in time, or task ended
 GIVEN_UP = Contract("task.failed", "asyncgate", "asyncgate", "duty")
+AMENDED = Contract("task.amended", "caller", "asyncgate", "duty")       # another payload, before any lease
 
 # What a step writes; every terminal one is followed by RESULT_READY, and EXPIRED and FAILED perhaps by ESCALATED.
 EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
@@ -264,7 +266,7 @@ TERMINATES = {
 DISCHARGING = frozenset().union(*TERMINATES.values())
 RECEIPT_TYPES = tuple(sorted({one.type for one in (
     ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
-    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED, INPUT_REQUESTED, INPUT_ANSWERED, INPUT_EXPIRED)}))
+    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED, INPUT_REQUESTED, INPUT_ANSWERED, INPUT_EXPIRED, AMENDED)}))
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write", "metrics:read"})
@@ -325,30 +327,6 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
     return named
 
 
-def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
-    """Make the error for a caller without the right (21.5.3); it names the role that would do, if it is another."""
-    needed = {} if caller.role in required_role.split(" or ") else {"required_role": required_role}
-    return Forbidden(why, **needed, your_role=caller.role)
-
-
-def keep_within(caller: Caller, ask: LeaseNext) -> None:
-    """Limit a claim to the capabilities and types of its credential (spec 21.2.2)."""
-    if caller.capabilities is not None:
-        ask.capabilities = (ask.capabilities or frozenset()) & caller.capabilities
-    if caller.task_types is not None:
-        wanted = ask.accept_types or caller.task_types
-        if not (both := wanted & caller.task_types):
-            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
-        ask.accept_types = both
-
-
-def check_needed(ask: Ask) -> None:
-    """Refuse a request that lacks a required member."""
-    for name in ask.needed:
-        if not getattr(ask, name):
-            raise InvalidRequest(f"{name} is missing")
-
-
 # WORK #################################################################################################################
 
 
@@ -384,6 +362,7 @@ class Work:
         self.lanes: dict[int, tuple[str, frozenset[str], str | None]] = {}
         self.added: dict[str, Task] = {}
         self.moved: dict[str, Task] = {}
+        self.amended: dict[str, Task] = {}                              # of them those that got another contract
         self.leased: dict[str, Lease] = {}
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
@@ -495,12 +474,20 @@ class Work:
         """Change a task without moving it."""
         if "priority" in changes:
             self.reordered.add(task.lane)
-        if task.parent_task_id is not None and changes.get("status") in TERMINAL and task.status not in TERMINAL:
+        if changes.get("status") in TERMINAL and task.status not in TERMINAL:
             end_child(self, task, changes["status"])
+            offer_successor(self, task)
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))
         self._change(self.tasks, self.added if task.task_id in self.added else self.moved, task.task_id, task)
+        return task
+
+    def amend_task(self, task: Task, **contract: Any) -> Task:
+        """Change the contract of a task that no worker has had."""
+        task = self.change_task(task, **contract)
+        if task.task_id in self.moved:
+            self._set(self.amended, task.task_id, task)
         return task
 
     def _ensure_lane(self, task: Task, needed: frozenset[str]) -> None:
@@ -685,8 +672,14 @@ class Extension:
     def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
         """Add to what an operation has changed, or raise to refuse it; `receipts` are those that it wrote."""
 
+    def settle_unique(self, work: Work, ask: CreateTask, task: Task, contract: dict[str, Any]) -> Task | Created | None:
+        """Return the task to create under a key, or what to answer instead; raise to refuse it."""
+
     def check_new_task(self, work: Work) -> None:
         """Raise to refuse the task that was just added."""
+
+    def check_payload(self, work: Work, task: Task) -> None:
+        """Raise to refuse the payload that a task was just given."""
 
     def check_result(self, work: Work, task: Task, ask: Complete) -> None:
         """Raise to refuse the result of a task; its lease lives on."""
@@ -947,6 +940,11 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._repeat_creation(work.tasks[first], task)
+        if ask.unique is not None:
+            settled = settle_unique(self.on.settle_unique, work, ask, task, contract)
+            if isinstance(settled, Created):
+                return settled
+            task = settled
         if caller.no_new_tasks is not None:
             raise caller.no_new_tasks
         if task.parent_task_id is not None:
@@ -957,7 +955,9 @@ class Engine:
             check_kinds(self.settings.max_lanes, len(work.known) + len(work.lanes))
         for check_new_task in self.on.check_new_task:
             check_new_task(work)
-        return Created(task.task_id, "queued")
+        for check_payload in self.on.check_payload:
+            check_payload(work, task)
+        return Created(task.task_id, "queued", unique=UNSET if ask.unique is None else tell_outcome(task))
 
     @contextlib.contextmanager
     def check_optional_receipts(self, work: Work, task_id: str) -> Iterator[None]:
@@ -1029,7 +1029,7 @@ class Engine:
         def create(item: CreateTask) -> Item:
             made = self.create_task(work, caller, item)
             repeats.append(made.repeats)
-            return Item(made.task_id, made.status, made.payload_differs)
+            return Item(made.task_id, made.status, made.payload_differs, unique=made.unique)
         items = Items([self._run_item(work, caller, create, item) for item in list_creations(ask)])
         return note_repeats(items, sum(repeats))
 
@@ -1234,6 +1234,9 @@ class Engine:
         task = self._require_own(work, caller, ask)
         if task.status in TERMINAL:
             return Ok(False, task.status)
+        if task.held == KEY_TAKEN:
+            raise InvalidTransition(f"task {task.task_id} waits for the end of another one with its key; explain_task "
+                                    "names that: cancel_task ends either", status=task.status)
         if task.held == INPUT_REQUIRED:
             raise InvalidTransition(f"task {task.task_id} waits for an answer; list_inputs shows to what: answer_input "
                                     "gives it, cancel_task ends the task", status=task.status)
@@ -2075,7 +2078,7 @@ class Job:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
         except Unloaded as unloaded:
             work.take_back(savepoint)
-            self.left, self.sought = True, {*self.sought, unloaded.task_id}
+            self.left, self.sought = True, {*self.sought, *unloaded.task_ids}
         except Exception as problem:     # a bug in one operation must spare the others too
             work.take_back(savepoint)
             self.error = problem if isinstance(problem, GateError) else log_fault(type(self.ask).__name__, problem)
@@ -2275,12 +2278,14 @@ def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
 
 
 def its_key(needs: Needs, caller: Caller, ask: CreateTask) -> None:
-    """Load the task that the same creator made under the same idempotency key, and the parent."""
+    """Load the task that the same creator made under the same idempotency key, the parent, and who holds its key."""
     if ask.parent_task_id is not None:
         needs.tasks.add(lower_id(ask.parent_task_id))
     if ask.idempotency_key is not None:
         creator = speaker(caller, ask)
         needs.keys.add((creator.kind, creator.id, ask.idempotency_key))
+    if ask.unique is not None:
+        needs.records.add((stored_unique.UniqueKey, (hash_key(speaker(caller, ask), ask.type, ask.unique.key),)))
 
 
 def its_claim(needs: Needs, caller: Caller, ask: LeaseNext) -> None:

@@ -166,6 +166,9 @@ HEADS_BY_ID = QUEUED_TASK.replace("FROM tasks AS t", """FROM json_each(?2) AS i
 MOVE = f"""
     UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, priority = ?, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
+AMEND = """
+    UPDATE OR ROLLBACK tasks SET payload = ?3, payload_pointer = ?4, terms = ?5, summary = ?6
+    WHERE tenant_id = ?1 AND task_id = ?2"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in stored.export_order(kind))])
           for kind in stored.RECORDS}
@@ -661,6 +664,8 @@ class SqliteTables(pages.Pages):
         if work.moved:
             self.db.executemany(MOVE, [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now),
                                         tenant_id, task.task_id) for task in work.moved.values()])
+        many(AMEND, [(task.task_id, task.payload, task.payload_pointer, task.terms, summarize(task))
+                     for task in work.amended.values()])
         many(ADD_LEASE, [astuple(lease) for lease in work.leased.values()])
         many(ADD_PROGRESS, [astuple(progress) for progress in work.progressed.values()])
         before = self.db.total_changes

@@ -17,9 +17,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from asyncgate.parts.model import queries, stored, stored_journal, stored_limits, stored_output
-from asyncgate.parts.model.content import sha256
+from asyncgate.parts.model.content import sha256, to_canonical
 from asyncgate.parts.model.families import count_children, read_family
+from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.limiting import read_limits
+from asyncgate.parts.model.unique import find_unique
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -34,6 +36,7 @@ STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, s
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
+JOINED = ("returned", "replaced")        # what a call is answered that has made no task
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
 
@@ -125,7 +128,8 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
         History.pauses, History.limits, History.parks, History.steps, History.bulks, History.priorities,
-        History.questions, History.answers, History.families, History.cascades, History.outputs)
+        History.questions, History.answers, History.families, History.cascades, History.outputs,
+        History.unique)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -371,7 +375,7 @@ class History:
         """I10: one task per creator and idempotency key."""
         made: dict[tuple[str, str], str] = {}
         for call in self.done("create_task", "rerun_task"):
-            if key := call.ask.get("idempotency_key"):
+            if (key := call.ask.get("idempotency_key")) and said(call).get("unique") not in JOINED:
                 first = made.setdefault((call.by, key), said(call)["task_id"])
                 if first != said(call)["task_id"]:
                     yield f"key {key} of {call.by} made tasks {first} and {said(call)['task_id']}"
@@ -428,7 +432,8 @@ class History:
         for (origin, task_id), task in made.items():
             first, ends = self.end.tasks.get(origin), self.end.chains.get(origin, ())
             linked = {receipt.parents for receipt in self.end.of(task_id, "task.assigned")}
-            if first is None or (first.owner, first.type, first.payload) != (task.owner, task.type, task.payload):
+            payload = task.payload if not self.end.of(task_id, "task.amended") or first is None else first.payload
+            if first is None or (first.owner, first.type, first.payload) != (task.owner, task.type, payload):
                 yield f"task {task_id} does not have the contract of task {origin}, which it runs again"
             elif not any({(receipt.receipt_id,)} == linked and receipt.receipt_type == ENDING_RECEIPTS.get(first.status)
                          for receipt in ends):
@@ -437,7 +442,7 @@ class History:
                     for origin, task_id in made.keys() | noted.keys()
                     if noted[origin, task_id] != 1 or (origin, task_id) not in made)
         for call in self.done("rerun_task"):
-            if (call.ask["task_id"], said(call)["task_id"]) not in made:
+            if (call.ask["task_id"], said(call)["task_id"]) not in made and said(call).get("unique") not in JOINED:
                 yield f"a rerun of task {call.ask['task_id']} was acknowledged and is lost"
 
     def pauses(self) -> Iterator[str]:
@@ -577,7 +582,8 @@ class History:
         """A priority is the one that was asked for, and each change of it is told."""
         now: dict[str, int] = {}
         for call in self.done("create_task"):
-            now.setdefault(said(call)["task_id"], call.ask.get("priority") or 0)
+            if said(call).get("unique") not in JOINED:
+                now.setdefault(said(call)["task_id"], call.ask.get("priority") or 0)
         for event in sorted(self.end.events, key=lambda event: event.event_id):
             if event.event_type == "task.reprioritized":
                 told = json.loads(event.payload)
@@ -730,6 +736,87 @@ class History:
             early = [child for child, end in ends.items() if begun.get(child, "~") < park.receipt_id < after < end]
             if early and not any(park.receipt_id < moment < after for moment in released):
                 yield f"task {task_id} was leased while its child {early[0]} was open, for whose end it waited"
+
+    def unique(self) -> Iterator[str]:
+        """No key of unique work is held twice; what supersedes, replaces and waits says so, and is what was said."""
+        keys: defaultdict[tuple[str, str, str], list[stored.Task]] = defaultdict(list)
+        for task in self.end.tasks.values():
+            if (unique := find_unique(task)) is not None:
+                keys[task.owner_id, task.type, unique.key].append(task)
+            yield from self._amendments(task)
+        for (owner, _, key), tasks in keys.items():
+            held = list[stored.Task]()      # those that may hold it when the next one begins
+            for task in sorted(tasks, key=lambda task: task.task_id):
+                begun = self._moment(task, "task.assigned")
+                held = [other for other in held if self._holds_until(other) > begun]
+                for other in held:
+                    if not self._may_begin_beside(task, other):
+                        yield f"key {key} of {owner} was held by task {other.task_id} when task {task.task_id} began"
+                held.append(task)
+            yield from self._superseded(owner, key, tasks)
+
+    def _moment(self, task: stored.Task, *types: str) -> str:
+        """Return the first receipt of some types; of none what sorts behind all ids."""
+        return min([receipt.receipt_id for type in types for receipt in self.end.of(task.task_id, type)], default="~")
+
+    def _end_of(self, task: stored.Task) -> str:
+        """Return the receipt that ended a task first; of an open one what sorts behind all ids."""
+        ends = (receipt for type in ENDING_RECEIPTS.values() for receipt in self.end.of(task.task_id, type))
+        return min([receipt.receipt_id for receipt in ends if not body(receipt).get("requeued")], default="~")
+
+    def _holds_until(self, task: stored.Task) -> str:
+        """Return the id up to which a task holds its key."""
+        unique, end = find_unique(task), self._end_of(task)
+        assert unique is not None
+        if unique.lasts == "queued":
+            return min(end, self._moment(task, "task.accepted"))
+        if unique.lasts == "unfinished":
+            return end
+        late = first_id(task.created_at + unique.lasts)
+        return end if end < late and self._successor(task) is not None else late
+
+    def _may_begin_beside(self, task: stored.Task, other: stored.Task) -> bool:
+        """Whether a task may be created while another one holds its key: it waits, or takes the key over."""
+        unique, begun = find_unique(task), self._moment(task, "task.assigned")
+        assert unique is not None
+        if self._end_of(other) < begun:     # it held the key for some seconds, whatever became of it
+            return unique.on_conflict in ("supersede", "keep_latest") or (
+                json.loads(task.terms).get("rerun_of") == other.task_id)
+        return (unique.on_conflict == "keep_latest" and self._moment(other, "task.accepted") < begun
+                and self._moment(task, "task.accepted") >= self._end_of(other))
+
+    def _superseded(self, owner: str, key: str, tasks: list[stored.Task]) -> Iterator[str]:
+        """Check that each task that was superseded was canceled by its owner, for another one under its key."""
+        alike = {task.task_id for task in tasks}
+        for task in tasks:
+            for receipt in self.end.of(task.task_id, "task.canceled"):
+                new = body(receipt).get("superseded_by")
+                if new is not None and (new not in alike or receipt.from_id != owner or new <= task.task_id):
+                    yield f"task {task.task_id} was superseded by {new}, which has not the key {key} of {owner}"
+            origin = json.loads(task.terms).get("supersedes")
+            if origin is not None and not any(body(receipt).get("superseded_by") == task.task_id
+                                              for receipt in self.end.of(origin, "task.canceled")):
+                yield f"task {task.task_id} says that it supersedes {origin}, which was not canceled for it"
+            if task.held == stored.KEY_TAKEN and not any(
+                    other.status not in ENDING_RECEIPTS and self._successor(other) == task.task_id for other in tasks):
+                yield f"task {task.task_id} waits for the end of a task under the key {key}, and there is none"
+
+    def _successor(self, task: stored.Task) -> str | None:
+        """Return the task that waits for the end of another one, or has superseded it."""
+        row = self.end.progress.get(task.task_id)
+        return None if row is None else row.successor
+
+    def _amendments(self, task: stored.Task) -> Iterator[str]:
+        """Check that receipts tell each payload that a task has had, the last of which is the one that it has."""
+        told = [*self.end.of(task.task_id, "task.assigned"), *self.end.of(task.task_id, "task.amended")]
+        hashes = [body(receipt).get("payload_sha256") for receipt in told]
+        before = [body(receipt).get("payload_sha256_before") for receipt in told[1:]]
+        if before and (before != hashes[:-1] or hashes[-1] != hashlib.sha256(
+                to_canonical(json.loads(task.payload))).hexdigest()):
+            yield f"task {task.task_id} had payloads {hashes}, and its receipts tell of {before}"
+        leased = self._moment(task, "task.accepted")
+        yield from (f"the payload of task {task.task_id} was replaced when a worker had had it"
+                    for receipt in told[1:] if receipt.receipt_id > leased)
 
 
 def target_of(call: Call) -> str:

@@ -56,6 +56,11 @@ LIMITED: list[dict[str, Any]] = [
 NAMED_LIMITS: list[dict[str, str] | None] = [
     None, None, None, {"shared": ""}, {"each": "a"}, {"each": "b"}, {"shared": "", "each": "a"},
     {"shared": "", "each": "c"}]
+# What becomes of work that is asked for again, and for how long a task keeps the key.
+UNIQUE: list[dict[str, Any]] = [
+    {}, {"on_conflict": "refuse"}, {"on_conflict": "replace"}, {"while": "queued", "on_conflict": "replace"},
+    {"while": "queued", "on_conflict": "supersede"}, {"while": 1, "on_conflict": "return"},
+    *[{"on_conflict": "supersede"}] * 2, *[{"on_conflict": "keep_latest"}] * 4]
 CAN_LIMIT = bool(are_here(["set_limit"]))
 # What workers ask the boss, by key.
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -306,6 +311,8 @@ class Load:
                     "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}", "priority": draw.randint(0, 3),
                     "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": draw.choice([0, 2]),
                     "limits": draw.choice(NAMED_LIMITS)}
+            if draw.random() < 0.3:
+                asks |= {"unique": {"key": draw.choice("xyz"), **draw.choice(UNIQUE)}, "payload": {"n": self.number}}
             made = await client.insist("create_task", **asks)
             if draw.random() < 0.05:
                 await client.insist("create_task", **asks)

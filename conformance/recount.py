@@ -58,11 +58,15 @@ async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
 
 async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
     """Count the usage of a tenant that has no archive."""
-    used, begun = Used(), dict[str, int]()
+    used, begun, sizes = Used(), dict[str, int](), dict[str, int]()     # of payloads, by task
     async for receipt in list_receipts(engine, tenant_id):
         at = int(receipt.created_at * 1000)
         used.receipt_byte_seconds += len(receipt.body.encode()) * (until - at // 1000)
         used.tasks += receipt.receipt_type == "task.assigned"
+        if receipt.receipt_type in ("task.assigned", "task.amended"):
+            size = decode_json(receipt.body)["payload_bytes"]
+            used.payload_byte_seconds += (size - sizes.get(receipt.task_id, 0)) * (until - at // 1000)
+            sizes[receipt.task_id] = size
         if receipt.receipt_type == "task.accepted":
             begun[receipt.task_id] = at
         elif receipt.task_id in begun and (receipt.receipt_type in END_TYPES or (
@@ -70,9 +74,8 @@ async def recount(engine: Engine, tenant_id: str, until: int) -> Used:
             used.lease_ms += at - begun.pop(receipt.task_id)
     used.lease_ms += sum(until * 1000 - at for at in begun.values())
     async for task in read_rows(engine, tenant_id, Task):
-        ends = [(task.payload, task.created_at), (task.outcome, task.completed_at)]
-        used.payload_byte_seconds += sum(
-            len(text.encode()) * (until - int(at * 1000) // 1000) for text, at in ends if text and at)
+        if task.outcome and task.completed_at:
+            used.payload_byte_seconds += len(task.outcome.encode()) * (until - int(task.completed_at * 1000) // 1000)
     async for step in read_rows(engine, tenant_id, stored_journal.RecordedStep):
         used.payload_byte_seconds += len(step.value.encode()) * (until - int(step.recorded_at))
     return used

@@ -53,6 +53,7 @@ EXTRAS = {
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),
     "types": (*BELOW, "identity", "operating", "faces", "joint"),
+    "unique": (*BELOW, "identity", "joint"),
     "webhooks": (*BELOW, "identity", "joint"),
 }
 KNOWS |= EXTRAS

@@ -551,8 +551,9 @@ class Postgres(pages.Pages):
         if turns.is_touched(work):
             turns.lock(db, work.tenant_id, shared=True)
         changes = sql.changes(work, slot)
-        # Order: functions that drop check rows that were saved just now.
-        statements = [*sql.list_saves(work.tenant_id, changes), *sql.drop_statements(work), *sql.erase_statements(work)]
+        # Order: functions that drop check rows that were saved just now, and those that amend check what was there.
+        statements = [*sql.amend_statements(work), *sql.list_saves(work.tenant_id, changes), *sql.drop_statements(work),
+                      *sql.erase_statements(work)]
         if not statements:
             return None
         if work.tenant_id not in self.known:

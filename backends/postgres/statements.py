@@ -612,6 +612,14 @@ def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
             yield statement.format(given=given), columns(rows, width)
 
 
+def amend_statements(work: Work) -> list[tuple[str, list[list[Any]]]]:
+    """Return the call that replaces the contracts of tasks, behind the rows that say that no worker has had them."""
+    rows = [(task.task_id, task.payload, task.payload_pointer, task.terms, summarize(task))
+            for task in work.amended.values()]
+    return [("SELECT asyncgate.amend_tasks($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])",
+             columns(rows, 5))] if rows else []
+
+
 def drop_statements(work: Work) -> list[tuple[str, list[list[str]]]]:
     """Return the calls of these functions for a batch, and their arguments."""
     if not work.kept:       # as in most batches

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncgate import (
     ACCEPTED,
+    AMENDED,
     ASSIGNED,
     CANCELED,
     COMPLETED,
@@ -28,7 +29,7 @@ from asyncgate import (
     RESULT_READY,
     lane_of,
 )
-from asyncgate.parts.model import stored
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.limiting import find_pattern, write_limits
@@ -36,7 +37,6 @@ from asyncgate.parts.model.parking import GIVEN_BACK
 from asyncgate.parts.model.views import decode_terms
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model import wire
     from asyncgate.parts.model.settings import Settings
 
 ENDING_STATUSES: dict[str, wire.Status] = {
@@ -49,6 +49,7 @@ class Story(Struct):
     """The state of one task as its receipts describe it."""
 
     duty: stored.Receipt | None = None
+    amended: dict[str, Any] = field(default_factory=dict)       # what the last receipt of a replaced payload says
     status: wire.Status = "queued"
     owed: bool = True
     attempt: int = 0
@@ -105,6 +106,10 @@ def body_of(receipt: stored.Receipt) -> dict[str, Any]:
 
 def _assigned(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     story.duty = story.duty or receipt
+
+
+def _amended(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
+    story.amended = body
 
 
 def _accepted(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
@@ -171,7 +176,8 @@ def _answered(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> No
 
 
 TELLING = {INPUT_REQUESTED.type: _asked, INPUT_ANSWERED.type: _answered, INPUT_EXPIRED.type: _answered,
-           ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, PROGRESSED.type: _progressed, EXPIRED.type: _expired,
+           ASSIGNED.type: _assigned, AMENDED.type: _amended, ACCEPTED.type: _accepted,
+           PROGRESSED.type: _progressed, EXPIRED.type: _expired,
            FAILED.type: _failed, COMPLETED.type: _completed, CANCELED.type: _canceled}
 
 
@@ -202,10 +208,20 @@ def _end(story: Story, receipt: stored.Receipt, body: dict[str, Any], name: str)
 # From the story to stored rows.
 
 
+def read_contract(story: Story) -> dict[str, Any]:
+    """Return the contract of a task: as it was assigned, and what has taken the place of its payload since."""
+    assert story.duty is not None
+    assigned = body_of(story.duty)
+    if not story.amended:
+        return assigned
+    gone = {*wire.Terms.__struct_fields__, "payload_pointer"}
+    return {**{name: value for name, value in assigned.items() if name not in gone}, **story.amended}
+
+
 def restate_task(story: Story, settings: Settings, held: str) -> stored.Task:
     """Return the task of a story: fields that no receipt states are as in a new task; an open task is on hold."""
     assert story.duty is not None
-    duty, body, is_open = story.duty, body_of(story.duty), not story.ends
+    duty, body, is_open = story.duty, read_contract(story), not story.ends
     requirements, limits = to_canonical(body.get("requirements")).decode(), write_limits(body.get("limits"))
     terms = to_canonical({name: body[name] for name in stored.KeptTerms.__struct_fields__ if name in body}).decode()
     timeouts = decode_terms(terms).timeouts
@@ -258,6 +274,6 @@ def restate_progress(story: Story) -> stored.Progress | None:
 def unknown_fields(story: Story) -> list[str]:
     """Name the task fields that no receipt states."""
     assert story.duty is not None
-    payload = [] if body_of(story.duty).get("payload_sha256") == NO_PAYLOAD else ["payload"]
+    payload = [] if read_contract(story).get("payload_sha256") == NO_PAYLOAD else ["payload"]
     steps = ["steps"] if story.steps or (story.accepted and not story.ends) else []
     return [*payload, *UNSTATED, *story.unknown, *steps]

@@ -47,6 +47,8 @@ class TaskTemplate(Struct, forbid_unknown_fields=True, omit_defaults=True):
     timeouts: Any = None
     limits: Any = None
     cost: Any = None
+    unique: Any = None
+    debounce: Any = None
 
 
 class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

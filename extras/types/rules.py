@@ -161,11 +161,10 @@ class Typed(Extension):
 
     # In a batch.
 
-    def check_new_task(self, work: Work) -> None:
+    def check_payload(self, work: Work, task: Task) -> None:
         """Refuse a task whose payload does not fit; one that is run again has the payload that it had."""
         if (known := self.known.get(work.tenant_id)) is None or not known.types:
             return
-        task = next(reversed(work.added.values()))
         if (declared := known.types.get(task.type)) is None or declared.payload is None:
             return
         text = task.payload.encode()

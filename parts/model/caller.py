@@ -55,6 +55,23 @@ class Caller(Struct, frozen=True):
         return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
 
 
+def forbid(caller: Caller, why: str, required_role: str = "admin") -> errors.Forbidden:
+    """Make the error for a caller without the right (21.5.3); it names the role that would do, if it is another."""
+    needed = {} if caller.role in required_role.split(" or ") else {"required_role": required_role}
+    return errors.Forbidden(why, **needed, your_role=caller.role)
+
+
+def keep_within(caller: Caller, ask: wire.LeaseNext) -> None:
+    """Limit a claim to the capabilities and types of its credential (spec 21.2.2)."""
+    if caller.capabilities is not None:
+        ask.capabilities = (ask.capabilities or frozenset()) & caller.capabilities
+    if caller.task_types is not None:
+        wanted = ask.accept_types or caller.task_types
+        if not (both := wanted & caller.task_types):
+            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        ask.accept_types = both
+
+
 def forbid_scope(caller: Caller, why: str, required_scope: str) -> errors.Forbidden:
     """Make the error for a caller whose role would do, without a scope (spec 21.5.3)."""
     return errors.Forbidden(why, required_scope=required_scope, your_role=caller.role)

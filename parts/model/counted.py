@@ -78,11 +78,13 @@ def measure_stored(task: stored.Task) -> int:
 
 def measure_payloads(before: Mapping[str, stored.Task], added: Mapping[str, stored.Task],
                      moved: Mapping[str, stored.Task]) -> int:
-    """Return by how many bytes the stored payloads and outcomes change; a payload itself never does."""
+    """Return by how many bytes the stored payloads and outcomes change."""
     size = sum([measure_stored(task) for task in added.values()])
     for task_id, task in moved.items():
         if task.outcome is not (was := before[task_id].outcome):
             size += measure_text(task.outcome) - measure_text(was)
+        if task.payload is not (had := before[task_id].payload):      # it was replaced, before anybody had it
+            size += measure_text(task.payload) - measure_text(had)
     return size
 
 

@@ -222,11 +222,11 @@ class LeaseInvalid(GateError):
 
 
 class Unloaded(BaseException):
-    """An operation needs a task that its batch has not loaded; no rule may catch that, and the next batch loads it."""
+    """An operation needs tasks that its batch has not loaded; no rule may catch that, and the next batch loads them."""
 
-    def __init__(self, task_id: str) -> None:
-        super().__init__(task_id)
-        self.task_id = task_id
+    def __init__(self, *task_ids: str) -> None:
+        super().__init__(*task_ids)
+        self.task_ids = task_ids
 
 
 class InvalidTransition(GateError):
@@ -237,6 +237,11 @@ class InvalidTransition(GateError):
 class IdempotencyConflict(GateError):
     """This idempotency key already created a task with another body (`idempotency_mismatch: refuse`)."""
     code, status = "idempotency_conflict", 409
+
+
+class UniqueConflict(GateError):
+    """Another task holds the key of unique work; `task_id` and `status` are its."""
+    code, status = "unique_conflict", 409
 
 
 class StepConflict(GateError):

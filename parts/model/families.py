@@ -76,8 +76,8 @@ def add_child(work: Any, caller: Caller, child: stored.Task, grace: float) -> No
 
 
 def end_child(work: Any, child: stored.Task, status: wire.Status) -> None:
-    """Tell the parent of a task that it ends, and offer the parent again if that is what it waits for."""
-    parent = work.reach_task(child.parent_task_id)
+    """Tell the parent of a task, if it has one, that it ends; offer the parent again if that is what it waits for."""
+    parent = None if child.parent_task_id is None else work.reach_task(child.parent_task_id)
     if parent is None or (family := read_family(work.progress.get(parent.task_id))) is None:
         return      # the parent has been pruned, or came without its progress
     keep_family(work, parent, family := family.add_end(child.task_id, status))

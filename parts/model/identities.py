@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate.parts.model import errors
+from asyncgate.parts.model import errors, wire
 
 KIND_MEMBERS, ID_MEMBERS = ("principal_kind", "worker_kind", "kind"), ("principal_id", "agent_id", "worker_id", "id")
 INSTANCE_MEMBERS = ("principal_instance_id", "agent_instance_id", "worker_instance_id", "instance_id")
@@ -62,6 +62,13 @@ def check_identities(ask: Struct) -> None:
 def list_identities(ask: Struct) -> list[tuple[str, Any]]:
     """Return the members of a request that name a principal, with their values."""
     return [(name, value) for name in list_identity_fields(type(ask)) if (value := getattr(ask, name)) is not None]
+
+
+def check_needed(ask: wire.Ask) -> None:
+    """Refuse a request that lacks a required member."""
+    for name in ask.needed:
+        if not getattr(ask, name):
+            raise errors.InvalidRequest(f"{name} is missing")
 
 
 def check_names(named: Iterable[tuple[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from asyncgate.parts.model import (
     stored_oauth,
     stored_output,
     stored_types,
+    stored_unique,
     stored_webhooks,
     wire,
 )
@@ -48,7 +49,8 @@ QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"
 INPUT_REQUIRED = "input_required"       # why a task is on hold that has asked somebody
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 CHILDREN_OPEN = "children_open"         # and one that waits for its children
-AWAITING = frozenset({INPUT_REQUIRED, CHILDREN_OPEN})   # holds that end when what is awaited comes, or is late
+KEY_TAKEN = "key_taken"                 # and one that waits for the end of another one with its key
+AWAITING = frozenset({INPUT_REQUIRED, CHILDREN_OPEN, KEY_TAKEN})    # holds that end when what is awaited comes
 
 
 @stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
@@ -110,6 +112,10 @@ class KeptTerms(wire.Terms):
 
     principal_instance_id: str | None = None  # the creator's session (spec 18.2)
     rerun_of: str | None = None         # the ended task whose contract it has
+    unique: wire.Unique | None = None   # under which key it is the only one
+    debounce: wire.Debounce | None = None
+    supersedes: str | None = None       # the task that was canceled for it
+    amendments: int = 0                 # how often its payload was replaced
     traceparent: str | None = None      # the trace of its creator; no receipt has it
     tracestate: str | None = None
     trace_link: str | None = None       # the trace of the task that it runs again
@@ -163,6 +169,7 @@ class Progress(Struct, frozen=True):
     output_bytes: int = 0               # bytes of the chunks
     output_sha256: Plain[str | None] = None  # digest of the last chunk, which covers them all
     output_state: Plain[str | None] = None  # the last state that is an entry
+    successor: IdText | None = None     # the task that waits for the end of this one, or has superseded it
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
@@ -743,7 +750,8 @@ class Erased(Struct, frozen=True):
 
 # A module with further kinds stands here, too.
 KIND_MODULES = [__name__, *(module.__name__ for module in (
-    stored_families, stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_webhooks))]
+    stored_families, stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_unique,
+    stored_webhooks))]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

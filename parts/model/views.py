@@ -16,6 +16,7 @@ R = TypeVar("R", bound=Struct)
 LONGEST_ID = 200
 NO_REQUIREMENTS = Raw(b"{}")
 NO_TRACE: dict[str, Any] = {}
+NO_UNIQUE: dict[str, Any] = {}
 
 
 class Caused(Struct):
@@ -80,7 +81,19 @@ def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
         rerun_of=terms.rerun_of, limits=msgspec.json.decode(task.limits) if task.limits else None,
-        parent_task_id=task.parent_task_id, children=show_children(progress), **show_trace(terms))
+        parent_task_id=task.parent_task_id, children=show_children(progress), **show_trace(terms),
+        **show_unique(task, terms, progress))
+
+
+def show_unique(task: stored.Task, terms: stored.KeptTerms, progress: stored.Progress | None) -> dict[str, Any]:
+    """Return what a task is shown with of its key, and of the tasks before it and behind it."""
+    successor = progress.successor if progress else None
+    if terms.unique is None and successor is None:
+        return NO_UNIQUE
+    behind = {"superseded_by" if task.status == "canceled" else "next_task_id": successor}
+    told = {"unique": terms.unique, "debounce": terms.debounce, "amendments": terms.amendments or None,
+            "supersedes": terms.supersedes, **behind}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:

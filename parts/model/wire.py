@@ -26,6 +26,8 @@ OnExpiry = Literal["resume", "fail"]
 InputAction = Literal["accept", "decline", "cancel"]
 InputState = Literal["open", "accept", "decline", "cancel", "expired"]
 UntilChildren = Literal["all", "any"]
+OnConflict = Literal["return", "refuse", "replace", "supersede", "keep_latest"]
+UniqueOutcome = Literal["returned", "replaced", "superseded", "waits"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
@@ -71,6 +73,7 @@ Natural = Annotated[int, Meta(ge=0, le=WIDEST)]
 Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; clamped to the maximum")]
 Pause = Annotated[float, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)]
 Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answer; clamped to 30")]
+Lasting = Annotated[float, Meta(gt=0, le=LONGEST_PAUSE_SECONDS)]
 Moment = Annotated[datetime, Meta(tz=True)]
 Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
 Types = Annotated[frozenset[Name], Meta(max_length=64)]
@@ -205,6 +208,33 @@ class Terms(Struct, omit_defaults=True):
     cost: Cost | None = None
 
 
+class Unique(Struct, frozen=True, omit_defaults=True):
+    """The key of work of which there shall be one task at a time."""
+
+    key: Annotated[Name, says("of the creator and the type: another one's key is another one")]
+    lasts: Annotated[Literal["unfinished", "queued"] | Lasting, says(
+        "how long its task holds the key: until its end, its first lease, or for so many seconds")] = field(
+            default="unfinished", name="while")
+    on_conflict: Annotated[OnConflict, says(
+        "if another task holds it: return that, refuse, replace its payload, supersede it, or let the latest wait"
+    )] = "return"
+
+    def __post_init__(self) -> None:
+        if self.on_conflict == "keep_latest" and self.lasts != "unfinished":
+            raise ValueError("on_conflict keep_latest waits for an end, so it needs while: unfinished")
+
+
+class Debounce(Struct, frozen=True, omit_defaults=True):
+    """How long a task waits for further calls under its key."""
+
+    seconds: Annotated[Lasting, says("after the last call")]
+    at_most_seconds: Annotated[Lasting | None, says("after the first one; default: any")] = None
+
+    def __post_init__(self) -> None:
+        if self.at_most_seconds is not None and self.at_most_seconds < self.seconds:
+            raise ValueError("debounce has at_most_seconds below seconds, so no call would be waited for")
+
+
 class Requirements(Struct):
     """The requirements that the gate matches; all other members are kept and returned."""
 
@@ -228,9 +258,10 @@ class CreateTask(AsPrincipal, kw_only=True):
     example = ({**examples.WORK, "agent_id": "ada", "idempotency_key": "page-a"},
                {"task_id": examples.TASK_ID, "status": "queued"})
     refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded, errors.TaskNotFound,
-                errors.InvalidTransition, errors.PayloadInvalid)
+                errors.InvalidTransition, errors.PayloadInvalid, errors.UniqueConflict)
     creates = True
-    kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
+    # The fields that the gate keeps and passes on.
+    kept: ClassVar[tuple[str, ...]] = (*Terms.__struct_fields__, "unique", "debounce")
     type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
     payload: Annotated[AnyJson, says(
         "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
@@ -264,12 +295,16 @@ class CreateTask(AsPrincipal, kw_only=True):
         "its key under each of its limits, such as {\"customer\": \"42\"}; \"\": no key; default: those of its type"
     )] = None
     cost: Annotated[Cost | None, says("how much it uses of the rates of its limits; default 1")] = None
+    unique: Annotated[Unique | None, says("of work under this key there is one task at a time")] = None
+    debounce: Annotated[Debounce | None, says("wait for further calls with the key of unique first")] = None
     created_by: Annotated[CreatedBy | None, says("the creator, as peers spell it")] = None
     tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
     def __post_init__(self) -> None:
         self.result_delivery = delivery_of(self.result_delivery)
         self.created_by, self.tasker_principal = choose("created_by", self.created_by, self.tasker_principal), None
+        if self.debounce is not None and (self.unique is None or self.delay_seconds is not None):
+            raise ValueError("debounce needs unique, for its key, and takes the place of delay_seconds")
 
 
 class CreateTasks(AsPrincipal, kw_only=True):
@@ -708,6 +743,7 @@ class Created(Struct, omit_defaults=True, dict=True):
     status: Status
     payload_differs: bool = False
     warnings: Annotated[list[str] | UnsetType, says("such as that nobody serves its type")] = UNSET
+    unique: Annotated[UniqueOutcome | UnsetType, says("if another task held its key: what became of that")] = UNSET
 
 
 class Problem(Struct, omit_defaults=True):
@@ -732,6 +768,7 @@ class Item(Struct, omit_defaults=True):
     obligation: Owed | None = None
     next: str | None = None
     result_differs: bool = False
+    unique: UniqueOutcome | UnsetType = UNSET
 
 
 class Items(Struct, dict=True):
@@ -816,6 +853,12 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     limits: Annotated[dict[str, str] | None, says("its key under each of its limits")] = None
     parent_task_id: str | None = None
     children: Annotated[Children | UnsetType, says("if it has any; the last ones that ended are named")] = UNSET
+    unique: Annotated[Unique | UnsetType, says("the key under which it is the only task")] = UNSET
+    debounce: Debounce | UnsetType = UNSET
+    amendments: Annotated[int | UnsetType, says("how often its payload was replaced")] = UNSET
+    supersedes: Annotated[str | UnsetType, says("the task that was canceled for it")] = UNSET
+    superseded_by: Annotated[str | UnsetType, says("the task for which it was canceled")] = UNSET
+    next_task_id: Annotated[str | UnsetType, says("the task that waits for its end, or waited")] = UNSET
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET

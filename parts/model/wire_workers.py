@@ -85,7 +85,7 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
 
 
 CauseName = Literal[
-    "leased", "instance_gone", "lease_overdue", "input_required", "children_open", "on_hold", "paused",
+    "leased", "instance_gone", "lease_overdue", "input_required", "children_open", "key_taken", "on_hold", "paused",
     "tenant_suspended", "delay", "backoff", "parked", "jitter", "limit_reached", "lease_quota", "no_worker",
     "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting", "ended"]
 
@@ -121,7 +121,8 @@ class Evidence(Struct, omit_defaults=True):
     limit: int | None = None                # leases that it may have
     limit_name: str | None = None           # the limit that keeps the task
     limit_key: str | None = None            # and the key, if it is the key that is full
-    holders: list[str] | None = None        # tasks that count against it, the first few
+    holders: list[str] | None = None        # tasks that count against it, the first few; or the one that has the key
+    unique_key: str | None = None           # the key that another task has
     lease_id: str | None = None
     renewals: int | None = None
     instance_id: str | None = None          # the gate that sweeps the task

@@ -266,8 +266,8 @@ async def store_batch(engine: Engine, order: Order, before: stored.Bulk, batch: 
             audit_change(engine, work, "bulk_ended", "warning", caller, bulk_id=bulk.bulk_id, action=bulk.action,
                          done=bulk.done, skipped=bulk.skipped, refused=bulk.refused)
         return Carried(bulk, new - (bulk.done - before.done))
-    ends = {end for plan in plans.values() if isinstance(plan, rerun.RerunPlan) for end in plan.parents}
-    return await write_bulk(engine, caller, order, batch.tasks, carry_out, ends)
+    reruns = [plan for plan in plans.values() if isinstance(plan, rerun.RerunPlan)]
+    return await write_bulk(engine, caller, order, batch.tasks, carry_out, reruns)
 
 
 async def plan_once(engine: Engine, caller: Caller, task: stored.Task) -> rerun.RerunPlan | errors.GateError | None:
@@ -326,16 +326,16 @@ def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operatin
         raise plan
     if plan is None or rerun.is_run_again(work, plan):
         return False
-    rerun.carry_out_rerun(engine, work, plan, caller.principal)
-    return True
+    return rerun.carry_out_rerun(engine, work, plan, caller.principal).repeats == 0
 
 
 async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[stored.Task],
-                     run: Callable[[Work], T], receipts: Iterable[str] = ()) -> T:
-    """Let `run` change a bulk and these tasks, in the tenant's next batch, with the answers to these receipts."""
+                     run: Callable[[Work], T], reruns: Iterable[rerun.RerunPlan] = ()) -> T:
+    """Let `run` change a bulk and these tasks, in the tenant's next batch, with what it takes to run some again."""
     def load(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
         needs.tasks.update([task.task_id for task in tasks])
-        needs.receipts.update(receipts)
+        for plan in reruns:
+            rerun.load_rerun(needs, plan)
         needs.records.add((stored.Bulk, (order.bulk_id,)))
     return await write_audited(engine, caller, caller.tenant_id, load, run)
 

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from asyncgate import CANCELED, CORE_OPERATIONS, EXPIRED, FAILED, Caller, Engine, Operation, forbid, matches
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
-from asyncgate.parts.model import errors, queries, stored, wire, wire_workers, words
+from asyncgate.parts.model import errors, queries, stored, stored_unique, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.families import count_children, read_family
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
+from asyncgate.parts.model.unique import find_unique, name_key
 from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
@@ -66,6 +67,7 @@ class Facts(Struct, kw_only=True):
     most_leases: int = -1                       # that it may have; -1: any number
     ahead: int = 0
     limit: Reached | None = None                # what keeps it of its limits
+    keeper: str | None = None                   # the task for whose end it waits, which has its key
     asked: list[Claimant] = []                     # the last workers that asked, the latest first
     able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
     resting: list[Able] = []                    # those that could, but are paused
@@ -215,6 +217,17 @@ def explain_children(at: Facts) -> wire_workers.Cause | None:
                           at.task.next_eligible_at), held=at.task.held, children=counts),
                       ("list_tasks", "see what keeps them; wait_tasks waits until they have ended"),
                       ("get_task", "wait until they have ended, or offer it to workers at once: release_hold"))
+
+
+def explain_key(at: Facts) -> wire_workers.Cause | None:
+    """It waits for the end of another task, which has its key."""
+    if at.task.held != stored.KEY_TAKEN or at.keeper is None or (unique := find_unique(at.task)) is None:
+        return None
+    return make_cause(at, "key_taken", f"It waits for the end of task {at.keeper}, which has the key {unique.key}; a "
+                      "newer request for this work would take its place.",
+                      wire_workers.Evidence(since=to_utc(at.task.updated_at), held=at.task.held, unique_key=unique.key,
+                                            holders=[at.keeper]),
+                      ("get_task", f"wait; explain_task of {at.keeper} tells what keeps that, cancel_task ends either"))
 
 
 def explain_hold(at: Facts) -> wire_workers.Cause | None:
@@ -514,7 +527,9 @@ def tell_cancellation(at: Facts, ago: str, evidence: wire_workers.Evidence) -> w
     """Make the cause of a task that was canceled: by whom, and why."""
     reason: str | None = read_body(at.said).get("reason") if at.said else None
     by = f" by {at.said.sender}" if at.said else ""
-    unsaid = "; no reason was given" if at.said and at.said.body else ""
+    if (newer := read_body(at.said).get("superseded_by") if at.said else None) is not None:
+        by += f", because task {newer} took its place"
+    unsaid = "; no reason was given" if at.said and at.said.body and newer is None else ""
     message = f": {words.cut_line(reason, MOST_SAID)}" if reason else unsaid
     evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
                        receipt_ids=[at.said.receipt_id] if at.said else None)
@@ -539,7 +554,8 @@ def find_message(error: Any) -> str:
 
 
 CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
-    explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_children, explain_hold,
+    explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_children, explain_key,
+    explain_hold,
     explain_pause, explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter,
     explain_no_worker, explain_limit, explain_quota, explain_busy, explain_queue, explain_claimable, explain_owed,
     explain_parked, explain_waiting, explain_end)
@@ -664,6 +680,9 @@ async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: store
 async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
     """Read what keeps a queued task: its tenant's limits, the tasks before it, and the workers."""
     backend, task = engine.backend, facts.task
+    if task.held == stored.KEY_TAKEN:
+        row = await backend.record(tenant_id, stored_unique.UniqueKey, name_key(task) or "")
+        facts.keeper = row.task_id if row is not None else None
     facts.account = await backend.record(tenant_id, stored.Account)
     if engine.find_extension(Quotas) is not None and (usage := await backend.record(tenant_id,
                                                                                     stored.Usage)) is not None:

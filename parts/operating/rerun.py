@@ -65,8 +65,7 @@ async def rerun_task(engine: Engine, caller: Caller, ask: wire.RerunTask) -> wir
 
     def load(needs: Needs, caller: Caller, order: Rerun) -> None:
         needs.tasks.add(task.task_id)
-        needs.receipts.update(plan.parents)     # so that a bulk under way waits for this, and sees it
-        its_key(needs, caller, order)
+        load_rerun(needs, plan)
 
     made: wire.Created = await engine.write(create, load, plan.caller, plan.order)
     return made
@@ -78,6 +77,12 @@ async def plan_rerun(engine: Engine, caller: Caller, task: stored.Task, payload:
     order, end = restate_order(task, payload, key), await find_end(engine, caller.tenant_id, task)
     trace = follow_trace(caller.trace, decode_terms(task.terms))
     return RerunPlan(task.task_id, replace(caller, bound=True, trace=trace), order, (end,))
+
+
+def load_rerun(needs: Needs, plan: RerunPlan) -> None:
+    """Load what creating the new task needs, and the answers to the end of the old one: two who run it again wait."""
+    needs.receipts.update(plan.parents)
+    its_key(needs, plan.caller, plan.order)
 
 
 def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: wire.Principal) -> wire.Created:
@@ -162,7 +167,8 @@ def restate_order(task: stored.Task, payload: Raw, idempotency_key: str | None) 
         type=task.type, payload=payload, payload_pointer=task.payload_pointer, principal_ai=task.principal_ai,
         requirements=Raw(task.requirements.encode()), priority=task.priority, max_attempts=task.max_attempts,
         retry_backoff_seconds=task.retry_backoff_seconds, max_expiries=task.max_expiries,
-        idempotency_key=idempotency_key, rerun_of=task.task_id, limits=dict(read_limits(task.limits)), **kept)
+        idempotency_key=idempotency_key, rerun_of=task.task_id, limits=dict(read_limits(task.limits)),
+        unique=terms.unique, **kept)
 
 
 OPERATIONS = [

@@ -780,3 +780,72 @@ def test_leases_beyond_a_limit_and_slots_that_leak_are_found() -> None:
     assert limited(1, between=True, error="database_unavailable") == []     # or may have been
     assert [text for text in limited(1, between=True, error="forbidden") if "allows 1" in text]
     assert [text for text in limited(2, holds=False) if "counts against" in text]
+
+
+def keyed(forge: Callable[[Forgery], None] = lambda f: None, begun: bool = True, **unique: Any) -> list[str]:
+    """Judge two tasks under one key: the second one waits for the end of the first, and is leased then."""
+    f = Forgery()
+    for name, number in (("t", 1), ("u", 3)):
+        f.receipt(f"-m{number}", "task.assigned", name, "ada", "ada", payload_sha256=HASHED[0])
+        f.task(name, payload="0", terms=msgspec.json.encode({"unique": {
+            "key": "k", "on_conflict": "keep_latest", **unique}}).decode())
+    if begun:
+        f.receipt("-m2", "task.accepted", "t", "w1", lease="t-a", fence=1)
+    f.receipt("-m4", "task.completed", "t", "w1", lease="t-a")
+    f.receipt("-m5", "task.accepted", "u", "w1", lease="u-a", fence=1)
+    f.change("t", status="succeeded")
+    f.change("u", status="leased")
+    forge(f)
+    f.end.receipts = dict(sorted(f.end.receipts.items()))
+    return [text for text in violations(f.calls, f.final) if text.startswith("UNIQUE")]
+
+
+HASHED = [hashlib.sha256(text).hexdigest() for text in (b"0", b"1")]
+
+
+def leased_before_the_end(f: Forgery) -> None:
+    f.receipt("-m3a", "task.accepted", "u", "w1", lease="u-a", fence=1)
+
+
+def never_ended(f: Forgery) -> None:
+    del f.end.receipts["-m4"]
+    f.change("t", status="leased")
+
+
+def superseded(f: Forgery, by: str = "ada", new: str = "u", at: str = "-m2a", told: str = "t") -> None:
+    del f.end.receipts["-m4"]
+    f.receipt(at, "task.canceled", "t", by, superseded_by=new)
+    f.change("t", status="canceled")
+    f.change("u", terms=msgspec.json.encode({"supersedes": told, "unique": {
+        "key": "k", "on_conflict": "supersede"}}).decode())
+    f.end.progress["t"] = Progress("t", "null", 1, 0, 0.0, successor="u")
+
+
+def amended(f: Forgery, before: int = 0, after: int = 1, now: str = "1", at: str = "-m3b") -> None:
+    f.receipt(at, "task.amended", "u", "ada", payload_sha256=HASHED[after], payload_sha256_before=HASHED[before])
+    f.change("u", payload=now)
+
+
+def waits_for_nothing_with_its_key(f: Forgery) -> None:
+    del f.end.receipts["-m5"]
+    f.change("u", status="queued", held="key_taken")
+
+
+def test_what_waits_supersedes_or_replaces_as_it_says_is_part_of_a_true_history() -> None:
+    assert keyed() == []
+    until_its_lease: dict[str, Any] = {"while": "queued", "on_conflict": "return"}
+    assert keyed(never_ended, **until_its_lease) == []
+    assert keyed(superseded) == []
+    assert keyed(amended) == []
+
+
+@pytest.mark.parametrize(("forge", "unique"), [
+    (lambda f: None, {"on_conflict": "return"}), (lambda f: None, {"begun": False}), (never_ended, {}),
+    (leased_before_the_end, {}), (lambda f: None, {"while": 60, "on_conflict": "return"}),
+    (lambda f: superseded(f, by="eve"), {}), (lambda f: superseded(f, new="v"), {}),
+    (lambda f: superseded(f, at="-m3b"), {}), (lambda f: superseded(f, told="u"), {}),
+    (lambda f: amended(f, before=1), {}), (lambda f: amended(f, now="0"), {}), (lambda f: amended(f, at="-m6"), {}),
+    (waits_for_nothing_with_its_key, {})])
+def test_a_key_held_twice_and_what_was_not_superseded_or_replaced_as_told_are_found(
+        forge: Callable[[Forgery], None], unique: dict[str, Any]) -> None:
+    assert keyed(forge, **unique)

@@ -358,7 +358,8 @@ UNTIL_THE_END = {"lanes", "queues"}     # a tenant has few, and all of them are 
 # What looks across tenants asks by these.
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
 ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
-          **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner"),
+          **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit", "amend_tasks"),
+                          "asyncgate_owner"),
           **dict.fromkeys(("erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"),
                           "asyncgate_owner")}
 # What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts, the
@@ -522,7 +523,7 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
         "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 6, "prune_audit": 1,
-        "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
+        "amend_tasks": 1, "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
 
     for name, parts in asked.items():
         async with session(cluster.admin_url(database), ACROSS.get(name, "asyncgate_app")) as db:

@@ -39,6 +39,7 @@ from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
 from asyncgate.extras.ledger.outbox import Ledger
+from asyncgate.extras.unique.rules import UniqueWork
 from asyncgate.parts.app import Gate as App
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.content import encode_json
@@ -88,6 +89,7 @@ from asyncgate.parts.model.stored_limits import Hold, Limit, RateUse, Turn
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.stored_output import OutputEntry
 from asyncgate.parts.model.stored_types import DeclaredType
+from asyncgate.parts.model.stored_unique import UniqueKey
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -178,11 +180,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
                        "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
-                       "erasures declared_types type_policies holds limits rate_uses turns cascades")
+                       "erasures declared_types type_policies holds limits rate_uses turns cascades unique_keys")
         | spell("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
                          "webhook_deliveries presences bulks declared_types outputs holds limits rate_uses turns "
-                         "cascades")),
+                         "cascades unique_keys")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -220,7 +222,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
          "count_unanswered", "limit_depths", "cut_cascades",
-         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit",
+         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit", "amend_tasks",
          "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
@@ -382,6 +384,8 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await gate.as_admin().pause_work(type="never", reason=mark)
     limit = await limit_of(gate, "limit", mark)
     await gate.create(payload=mark, type="child", parent_task_id=running.task_id)
+    gate.engine.extend(UniqueWork(gate.engine))
+    await gate.create(payload=mark, type="unique", unique={"key": "k"})
     bulk = await bulk_of(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived, **limit, "parent_task_id": running.task_id,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
@@ -437,7 +441,8 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
 # What goes by itself, or when somebody removes it.
 OVER = [Limit("over", "{}", 0.0, "agent", "ada"), Hold("over", "key", "task", 0.0), RateUse("over", "key", 0.0, 1.0),
         Turn("0", "{}", 0.0, "idle"), DeclaredType("over", "", None, None, 0.0),
-        OutputEntry("over", "1", "chunk", "null", 0, 0.0), Cascade("over", "agent", "ada", None, 0.0)]
+        OutputEntry("over", "1", "chunk", "null", 0, 0.0), Cascade("over", "agent", "ada", None, 0.0),
+        UniqueKey("over", "task", 0.0)]
 
 
 async def keep_books(gate: Gate, mark: str) -> None:
@@ -555,6 +560,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     w = gate.as_worker("w-there")
     created = await w.emit_receipt(receipt_type="schedule.created", schedule_id="s-there", **under(second))
     await gate.create(type="child-there", payload=mark, parent_task_id=first.task_id)
+    await gate.create(type="unique", payload=mark, unique={"key": "k"})
     bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
     await bob.cancel_task(task_id=ended)
     duty = await gate.receipt(ended, "task.assigned")

@@ -603,6 +603,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- The contract of a task may be replaced while it waits for its first lease.
+CREATE FUNCTION asyncgate.amend_tasks(ids text[], payloads text[], pointers text[], all_terms text[], summaries text[])
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    one record;
+BEGIN
+    FOR one IN SELECT * FROM unnest(ids, payloads, pointers, all_terms, summaries)
+                             AS n (item, payload, pointer, terms, summary) LOOP
+        UPDATE asyncgate.tasks AS t
+        SET payload = one.payload, payload_pointer = one.pointer, terms = one.terms, summary = one.summary
+        WHERE t.tenant_id = tenant AND t.task_id = one.item
+            AND EXISTS (SELECT FROM asyncgate.states AS s WHERE s.tenant_id = tenant AND s.task_id = one.item
+                        AND s.status = 'queued' AND s.lease_id IS NULL);
+        IF NOT FOUND THEN
+            RAISE 'the payload of task % may not be replaced: a worker has had it', one.item
+                USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+END $$;
+
 -- A settled task may be deleted when it has no receipts any more, or in the erasure of its owner.
 CREATE FUNCTION asyncgate.prune_tasks(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

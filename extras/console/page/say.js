@@ -5,6 +5,7 @@ export const HOLDS = {
   lease_expiries: "its lease was lost too often",
   input_required: "it waits for an answer",
   children_open: "it waits for its children",
+  key_taken: "it waits for the end of a task with its key",
   rebuilt: "the gate was rebuilt from its receipts",
   receipts_per_task: "it has as many receipts as it may have",
 };

@@ -34,7 +34,7 @@ RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_ou
                             "payload_pointer", "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
                             "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
                             "max_parks", "process", "until", "until_children", "newest", "resumption_id", "to_id",
-                            "to_kind", "types", "cascade", "parent_task_id", "cost"})
+                            "to_kind", "types", "cascade", "parent_task_id", "cost", "unique", "debounce"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument, or only that of an agent or a worker; or
 # brief without it.

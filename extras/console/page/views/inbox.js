@@ -485,7 +485,7 @@ function taskDeeds(page, id, name) {
   const ask = (which) => import("../task_questions.js").then((asks) => asks[which]({id, name}, run), fail);
   const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
-    held && held !== "input_required" && button("Release", "release_hold", release),
+    held && !["input_required", "key_taken"].includes(held) && button("Release", "release_hold", release),
     status === "succeeded" && button("Say where it is", "attach_artifacts", () => ask("askToAttach")),
     LIVE.includes(status) && button("Cancel", "cancel_task", () => ask("askToCancel"), true)];
 }

@@ -202,10 +202,12 @@ function showHead(data, page) {
       copyMenu("get_task", {task_id: task.task_id})));
 }
 
+/** Holds that nobody releases: they end with an answer, or with another task. */
+const UNRELEASED = ["input_required", "key_taken"];
 /** What can be done with a task in this state by this credential: names of operations, and how to do them. */
 const ACTIONS = {
   release_hold: {title: "Release", first: true, run: release,
-    fits: (task) => task.held !== null && task.held !== "input_required" && !isEnded(task)},
+    fits: (task) => task.held !== null && !UNRELEASED.includes(task.held) && !isEnded(task)},
   attach_artifacts: {title: "Attach artifacts …", first: true, fits: isOwed, run: attach},
   rerun_task: {title: "Run again …", fits: isEnded, run: runAgain},
   cancel_task: {title: "Cancel …", danger: true, fits: (task) => !isEnded(task), run: cancel},
