@@ -122,6 +122,7 @@ WITHOUT_MARK = {
     # Keys of limits go with the lease, the waiting task or the window that they are for.
     *(f"{kind}.{name}" for kind in ("Hold", "RateUse") for name in ("limit_name", "limit_key")),
     *(f"Turn.{name}" for name in ("limits", "blocked_by", "blocked_key")), "Task.limits",
+    "Cascade.by_id", "Cascade.reason",      # go as soon as the descendants have ended
     "Receipt.receipt_key", "Key.hash", "Task.held", "Task.handed"}      # hashes, and words of the gate
 
 
