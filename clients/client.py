@@ -413,7 +413,7 @@ class Handle:
             page = await self.gate.call("read_output", task_id=self.task_id, after=after,
                                         wait_seconds=LONG_POLL_SECONDS)
             for entry in page["entries"]:
-                if "chunk" in entry:
+                if "chunk" in entry and "stream" not in entry:      # the log is not output
                     yield entry["chunk"]
             if page["ended"]:
                 return

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import sys
@@ -440,6 +441,8 @@ def new(folder: str, language: str) -> None:
               help="http_get: timeout of a request.")
 @click.option("--no-tracebacks", "tracebacks", is_flag=True, flag_value=False, default=True,
               help="Do not keep where in the code an error was raised.")
+@click.option("--keep-logs", is_flag=True, flag_value=logging.INFO, default=None,
+              help="Keep with each task what its program writes to standard error; read-output shows it.")
 @click.option("--watch", "folder", is_flag=False, flag_value=".", metavar="[FOLDER]",
               help="PROGRAM is itself a worker: start it again when code in the folder changes; default here.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)

@@ -678,7 +678,7 @@ class History:
             for number, entry in enumerate(entries, 1):
                 if int(entry.entry_id) != number:
                     yield f"entry {entry.entry_id} of task {task_id} stands at place {number}"
-                if entry.kind == "chunk":
+                if entry.kind in ("chunk", "log"):
                     chunks += 1
                     digest = sha256(digest, number, hashlib.sha256(entry.content.encode()).hexdigest())
             if any(new.fence < old.fence for old, new in pairwise(entries)):
@@ -695,7 +695,7 @@ class History:
     def _appended(self, call: Call) -> Iterator[str]:
         """Check that acknowledged chunks are stored once, one behind the other."""
         stored_chunks = [json.loads(entry.content) for entry in self.end.outputs.get(call.ask["task_id"], ())
-                         if entry.kind == "chunk"]
+                         if entry.kind in ("chunk", "log")]
         first = said(call)["chunks"] - len(call.ask["chunks"])
         if stored_chunks[first:first + len(call.ask["chunks"])] != call.ask["chunks"]:
             yield f"chunks of task {call.ask['task_id']} were acknowledged and are not where the answer says"

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 
 from asyncgate.clients import http
 from asyncgate.clients.finite import to_json_value
+from asyncgate.clients.worker import logs
 from asyncgate.clients.worker.asking import ASKED, Answer, Question, Unanswered
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import (
@@ -84,7 +85,8 @@ class Worker:
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
             ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
             delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True,
-            outage_seconds: float = OUTAGE_SECONDS, declare: bool = True, payloads: Any = None) -> None:
+            outage_seconds: float = OUTAGE_SECONDS, declare: bool = True, payloads: Any = None,
+            keep_logs: int | None = None) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
@@ -94,6 +96,7 @@ class Worker:
         `tracebacks`: whether the error of a task tells where in your code it was raised.
         `declare`: whether the gate learns what your functions take and give, so that it refuses what does not fit.
         `payloads`: a store for large values, `asyncgate.extras.payloads.Payloads`; by default that of the client.
+        `keep_logs`: a level of logging, such as logging.INFO: what a function logs from there on is kept with its task.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
@@ -108,6 +111,7 @@ class Worker:
         self.concurrency = concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
         self.tracebacks, self.outage_seconds, self.declare = tracebacks, outage_seconds, declare
+        self.keep_logs = keep_logs
         self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
         self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
@@ -169,7 +173,8 @@ class Worker:
             finally:
                 self.running = bool(self.worker_id)
             if self.running:
-                await self._live()
+                with logs.keep_logs(self.keep_logs):
+                    await self._live()
 
     async def _be_named(self) -> None:
         """Ask the gate for the credential's principal; a shared token has none, so the host's name is used."""

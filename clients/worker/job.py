@@ -20,6 +20,7 @@ import msgspec
 
 from asyncgate.clients.finite import to_json_value
 from asyncgate.clients.values import check_result, make_reader
+from asyncgate.clients.worker import logs
 from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
@@ -32,6 +33,7 @@ MESSAGE_LENGTH = 4000
 MOST_FRAMES = 20                # of a traceback
 # No further attempt can end otherwise.
 HOPELESS = (NameError, SyntaxError, NotImplementedError, TooLarge)
+LOG_BYTES = 100_000             # of log lines that one run may keep
 PROGRESS_BYTES = 65_536         # that a gate takes which does not say it
 # A future refuses the first; the others would stop the event loop.
 UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
@@ -119,6 +121,7 @@ class Job:
     can_cancel = False              # whether its function is awaited now, and so can be stopped
     span: TaskRun | None = None     # if this process has a provider of spans
     _report: dict[str, Any]
+    _log_left = LOG_BYTES
 
     def __str__(self) -> str:
         return f"task {self.task_id} ({self.type})"
@@ -208,6 +211,13 @@ class Job:
         It returns at once, unless the gate is slow; what is printed within a moment is sent together.
         """
         self._printer.print(sep.join(map(str, values)) + end)
+
+    def log(self, text: str) -> None:
+        """Keep a line of a log with the task, beside its output: 100 KB in one run; what comes after is left out."""
+        if self._log_left > 0 and not self.lost.is_set():
+            self._log_left -= len(text.encode(errors="replace")) + 1
+            left_out = "" if self._log_left > 0 else "(further lines of this run are not kept)\n"
+            self._printer.print(f"{clean_text(text)}\n{left_out}", stream="log")
 
     def stream(self, chunks: Any) -> Any:
         """Append each chunk of an iterable to the output of the task, and yield it: `for token in job.stream(tokens)`.
@@ -338,6 +348,7 @@ class TaskFunction:
 
     async def run(self, job: Job) -> Any:
         """Call the function, a plain one in its own thread, and await what it returns if that can be awaited."""
+        logs.running.set(job)
         given = [self.decoded(job.offer["payload"]), *([job] if self.takes_job else [])]
         try:
             value = await (self.function(*given) if self.is_async else run_in_thread(self.function, *given))

@@ -32,33 +32,33 @@ class Printer:
 
     def __init__(self, job: Job, recorder: Recorder, position: int) -> None:
         self.job, self.recorder, self.position = job, recorder, position
-        self.waiting = deque[bytes]()       # encoded chunks
+        self.waiting = deque[tuple[str, bytes]]()       # the stream and the encoded chunk
         self.size, self.sending, self.closed = 0, 0, False
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def print(self, text: str) -> None:
+    def print(self, text: str, stream: str = "output") -> None:
         """Append text; pieces that are printed within a moment are one chunk."""
         for at in range(0, len(text), LONGEST_TEXT):
-            self._add(msgspec.json.encode(text[at:at + LONGEST_TEXT]), joins=True)
+            self._add(msgspec.json.encode(text[at:at + LONGEST_TEXT]), joins=True, stream=stream)
 
     def append(self, chunk: Any) -> None:
         """Append one chunk."""
         self._add(msgspec.json.encode(to_json_value(chunk, "chunk")), joins=False)
 
-    def _add(self, chunk: bytes, *, joins: bool) -> None:
+    def _add(self, chunk: bytes, *, joins: bool, stream: str = "output") -> None:
         self.job.check()
         with self.changed:
             while self.size > MOST_WAITING_BYTES and not self.closed and not self.job.lost.is_set():
                 self.changed.wait(1.0)
             if self.closed:
                 return
-            last = self.waiting[-1] if joins and len(self.waiting) > self.sending else b""
-            if last.startswith(b'"') and len(last) + len(chunk) <= LONGEST_TEXT:
-                self.waiting[-1] = last[:-1] + chunk[1:]
-                self.size += len(self.waiting[-1]) - len(last)
+            before, last = self.waiting[-1] if joins and len(self.waiting) > self.sending else ("", b"")
+            if before == stream and last.startswith(b'"') and len(last) + len(chunk) <= LONGEST_TEXT:
+                self.waiting[-1] = (stream, last[:-1] + chunk[1:])
+                self.size += len(chunk) - 2
             else:
-                self.waiting.append(chunk)
+                self.waiting.append((stream, chunk))
                 self.size += len(chunk)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -85,34 +85,37 @@ class Printer:
                     return
             threading.Event().wait(GATHER_SECONDS)
             with self.changed:
-                chunks = self._choose()
+                stream, chunks = self.waiting[0][0], self._choose()
                 self.sending = len(chunks)
             try:
-                self._insist(chunks)
+                self._insist(chunks, stream)
             except Exception as flaw:       # output is for those who watch, and must not end the work
                 log.warning("%s: its further output is not sent: %s", self.job, flaw)
                 return self.close()
             with self.changed:
-                self.size -= sum(len(self.waiting.popleft()) for _ in chunks)
+                self.size -= sum(len(self.waiting.popleft()[1]) for _ in chunks)
                 self.sending = 0
                 self.changed.notify_all()
 
     def _choose(self) -> list[msgspec.Raw]:
         chosen, size = list[msgspec.Raw](), 0
-        for chunk in self.waiting:
+        for stream, chunk in self.waiting:
+            if stream != self.waiting[0][0]:
+                break
             if chosen and (size + len(chunk) > MOST_CALL_BYTES or len(chosen) == MOST_CALL_CHUNKS):
                 break
             chosen.append(msgspec.Raw(chunk))
             size += len(chunk)
         return chosen
 
-    def _insist(self, chunks: list[msgspec.Raw]) -> None:
+    def _insist(self, chunks: list[msgspec.Raw], stream: str) -> None:
         """Append chunks until the gate has answered; a repetition appends nothing twice."""
         failures = 0
         while not self.job.lost.is_set():
             try:
                 reply = self.recorder.open().call("append_output", **self.recorder.me, **self.job.under, chunks=chunks,
-                                                  position=self.position)
+                                                  position=self.position,
+                                                  stream=None if stream == "output" else stream)
                 self.position = reply["chunks"]
                 return
             except http.Unreachable:

@@ -133,7 +133,7 @@ class Program:
 
     async def __call__(self, payload: Any, job: Job) -> Any:
         """Run the program for one task."""
-        run = Run(job)
+        run = Run(job, keeps_log=self.worker.keep_logs is not None)
         CHILDREN.guardian.tell(job.lease_id, "begins")
         try:
             run.begin(self.path, self.command, self.surroundings(job))
@@ -157,8 +157,8 @@ class Program:
 class Run:
     """One run of a program: its pipes, its output, its process group."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.pid = job, 0
+    def __init__(self, job: Job, *, keeps_log: bool = False) -> None:
+        self.job, self.keeps_log, self.pid = job, keeps_log, 0
         self.files: list[Any] = []      # our ends of the pipes
         self.out, self.tail, self.artifacts, self.parked = bytearray(), bytearray(), None, None
 
@@ -233,6 +233,8 @@ class Run:
         sys.stderr.buffer.write(part)
         sys.stderr.buffer.flush()
         self.tail = (self.tail + part)[-TAIL_BYTES:]
+        if self.keeps_log and (text := part.decode(errors="replace").rstrip("\n")):
+            self.job.log(text)
 
     def _progress(self, line: bytes) -> None:
         progress = read_json_or_text(line, "progress")

@@ -28,7 +28,8 @@ MOST_APPENDED_BYTES = 2**18     # in one call
 MOST_READ_BYTES = 2**20         # of a page, after which it ends early
 ROWS_TOGETHER = 20              # that are read together
 TASKS_TOLD = 50                  # tasks that one News names
-CHUNK_OF_OUTPUT, STATE_CHANGE = "chunk", "state"
+CHUNK_OF_OUTPUT, CHUNK_OF_LOG, STATE_CHANGE = "chunk", "log", "state"
+KINDS = {"output": CHUNK_OF_OUTPUT, "log": CHUNK_OF_LOG}        # of what is appended, by its stream
 
 
 class OutputState(Struct, frozen=True, omit_defaults=True):
@@ -103,7 +104,7 @@ def append_chunks(engine: Engine, work: Work, caller: Caller, ask: wire_output.A
     for text in fresh:
         offset += 1
         digest = sha256(digest, offset, hashlib.sha256(text).hexdigest())
-        work.keep_record(stored_output.OutputEntry(task.task_id, write_offset(offset), CHUNK_OF_OUTPUT, text.decode(),
+        work.keep_record(stored_output.OutputEntry(task.task_id, write_offset(offset), KINDS[ask.stream], text.decode(),
                                                    lease.fence, work.now))
     after = work.set_progress(task, outputs=offset, chunks=now.chunks + len(fresh),
                               output_bytes=now.output_bytes + size, output_sha256=digest)
@@ -193,8 +194,9 @@ async def read_entries(engine: Engine, caller: Caller, ask: wire_output.ReadOutp
 def show_entry(row: stored_output.OutputEntry) -> wire_output.EntryRecord:
     """Show an entry."""
     record = wire_output.EntryRecord(int(row.entry_id), to_utc(row.at), row.fence)
-    if row.kind == CHUNK_OF_OUTPUT:
+    if row.kind in (CHUNK_OF_OUTPUT, CHUNK_OF_LOG):
         record.chunk = Raw(row.content.encode())
+        record.stream = "log" if row.kind == CHUNK_OF_LOG else msgspec.UNSET
     else:
         state = decode_output_state(row.content)
         record.status, record.held = state.status, msgspec.UNSET if state.held is None else state.held

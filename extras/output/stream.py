@@ -1,8 +1,9 @@
 """`GET /v1/tasks/{task_id}/output` as server-sent events: the output of a task as it comes.
 
-An event of type `output` is a chunk, one of type `state` a change of the task's state; the `id` of both is the offset.
-A client that comes back with it as Last-Event-ID goes on behind it, at any gate.  Behind the last entry of a task that
-has ended comes `end`, and the stream is closed; a client that comes back once more gets 204, which ends an EventSource.
+An event of type `output` is a chunk, one of type `log` a chunk of the log, one of type `state` a change of the task's
+state; the `id` of all is the offset.  A client that comes back with it as Last-Event-ID goes on behind it, at any gate.
+Behind the last entry of a task that has ended comes `end`, and the stream is closed; a client that comes back once more
+gets 204, which ends an EventSource.
 """
 
 from __future__ import annotations
@@ -100,5 +101,5 @@ class OutputStream(ReceiptStream):
 
 def write_entry(entry: wire_output.EntryRecord) -> bytes:
     """Write one entry as an event."""
-    kind = b"output" if entry.chunk is not UNSET else b"state"
+    kind = b"state" if entry.chunk is UNSET else b"log" if entry.stream == "log" else b"output"
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.offset, kind, write_line(entry))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from asyncgate.parts.model import errors, examples, wire
 
+OutputKind = Literal["output", "log"]
 MOST_CHUNKS_OF_A_CALL = 200
 CHUNK = {"offset": 2, "at": examples.NOW, "fence": 1, "chunk": "Chapter 1"}
 
@@ -23,6 +24,8 @@ class AppendOutput(wire.LeaseAsk, kw_only=True):
         "texts, or any JSON, up to 64 KB each")]
     position: Annotated[wire.Natural | None, wire.says(
         "how many chunks the task has had before these; then a repeated call appends nothing twice")] = None
+    stream: Annotated[OutputKind, wire.says(
+        "log: lines for whoever looks after the worker, which are not output")] = "output"
 
 
 class Appended(Struct):
@@ -58,6 +61,7 @@ class EntryRecord(Struct, omit_defaults=True):
     at: datetime
     fence: Annotated[int, wire.says("the number of the lease")]
     chunk: wire.AnyJson | UnsetType = UNSET
+    stream: Annotated[str | UnsetType, wire.says("log: the chunk is of the log, and not output")] = UNSET
     status: Annotated[wire.Status | UnsetType, wire.says("of the task from here on, if its state has changed")] = UNSET
     held: Annotated[str | UnsetType, wire.says("why it is on hold from here on")] = UNSET
 
@@ -65,7 +69,7 @@ class EntryRecord(Struct, omit_defaults=True):
 class Output(Struct):
     """A page of the output of a task."""
 
-    columns = "offset at status chunk"
+    columns = "offset at status stream chunk"
     entries: list[EntryRecord]
     after: Annotated[int, wire.says("the offset of the last entry, or the given one if there is none")]
     ended: Annotated[bool, wire.says("true: the task has ended, and nothing comes behind these")]

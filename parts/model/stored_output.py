@@ -16,7 +16,7 @@ class OutputEntry(Struct, frozen=True):
 
     task_id: IdText                     # of the task
     entry_id: IdText                    # its offset, written so that it sorts: 1, 2, 3, …
-    kind: Plain[str]                    # chunk or state
+    kind: Plain[str]                    # chunk, log or state
     content: Content[Json]              # JSON: the chunk, or the state
     fence: int                          # the lease under which it was appended, or the latest one
     at: float                           # when

@@ -179,7 +179,7 @@ export class Handle<Result = unknown> {
 
   /** What the worker prints and streams, as it comes, until the task has ended; a gate that restarts does not end it. */
   async *stream(options: OutputOptions = {}): AsyncGenerator<unknown, void, undefined> {
-    for await (const entry of this.output(options)) if ("chunk" in entry) yield entry.chunk;
+    for await (const entry of this.output(options)) if ("chunk" in entry && entry.stream === undefined) yield entry.chunk;
   }
 
   /** The same with the offset of each chunk, and with the changes of the task's state between them. */

@@ -49,17 +49,18 @@ export class TaskOutput {
     else {
       this.place = id;
       const entry = readJson(data);
-      if ("chunk" in entry) this.addText(entry.chunk);
+      if ("chunk" in entry) this.addChunk(entry);
       else this.add({state: entry.held ? sayHold(entry.held) : entry.status, text: ""});
     }
     if (this.chunks && getSelection().isCollapsed) this.draw();
   }
 
   /** Texts follow each other as they came; anything else stands on a line of its own. */
-  addText(chunk) {
+  addChunk({chunk, stream}) {
     this.chunks += 1;
     const last = this.parts.at(-1);
     if (typeof chunk !== "string") this.add({json: true, text: writeJson(chunk)});
+    else if (stream === "log") this.add({json: true, text: chunk.trimEnd()});
     else if (!last || last.json || last.state) this.add({text: chunk});
     else {
       last.text += chunk;
