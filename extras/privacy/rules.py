@@ -275,13 +275,15 @@ def erase_webhook(whom: Whom, row: stored_webhooks.Webhook, owned: set[str]) -> 
     named = [whom.pseudonym("principal", id) if who and whom.here and id == who.id else id for id in asked]
     maker = rename_text(whom, row.created_by)
     is_theirs = row.task_id != "" and (row.task_id in owned or maker != row.created_by)      # it ends with its task
-    left = replace(row, description=whom.blot(row.description), created_by=maker,
+    left = replace(row, description="" if is_theirs else whom.blot(row.description), created_by=maker,
                    headers=None if is_theirs else row.headers,
-                   url=whom.blot_address(row.url), reason=blot_or_none(whom, row.reason),
+                   url="" if is_theirs else whom.blot_address(row.url), reason=blot_or_none(whom, row.reason),
                    principals=row.principals if named == asked else msgspec.json.encode(named).decode())
     # Security: nothing is posted to an address that nobody has chosen.
-    is_off = (left.url == row.url and not is_theirs) or row.state in ("removing", "ended")
-    return left if is_off else replace(left, state="disabled", reason=RENAMED)
+    if left.url == row.url:
+        return left
+    # It may have ended; then it is still a row that shows why.
+    return replace(left, state=row.state if row.state in ("removing", "ended") else "disabled", reason=RENAMED)
 
 
 def erase_delivery(whom: Whom, row: stored_webhooks.WebhookDelivery,
