@@ -594,15 +594,14 @@ async def test_what_waits_for_its_children_says_for_which(gate: Gate) -> None:
 
 
 @needs_families
-async def test_a_cascade_that_was_cut_off_is_finished_by_upkeep(gate: Gate) -> None:
+async def test_a_cascade_that_was_cut_off_is_finished_by_upkeep(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     from asyncgate.extras.families import rules
     top = await gate.create("parent")
     child = await gate.create("child", parent_task_id=top)
     leaf = await gate.create("leaf", parent_task_id=child)
-    find_hook = gate.engine.on.after_call
-    gate.engine.on.after_call = ()       # as if the process had ended behind the commit
-    await gate.as_agent().cancel_task(task_id=top, cascade=True, reason="too late")
-    gate.engine.on.after_call = find_hook
+    with monkeypatch.context() as broken:
+        broken.setattr(gate.engine.on, "after_call", ())       # as if the process had ended behind the commit
+        await gate.as_agent().cancel_task(task_id=top, cascade=True, reason="too late")
     cut_off = (await gate.task(leaf)).status
 
     early = await rules.resume_cascades(gate.engine)

@@ -117,7 +117,7 @@ def answer_message(prompts: Prompts, message: Mapping[str, Any]) -> dict[str, An
     return {"jsonrpc": "2.0", "id": id, "result": result}
 
 
-def serve(prompts: Prompts) -> None:
+def answer_lines(prompts: Prompts) -> None:
     """Answer each line of standard input, each in its own thread, until the host closes it."""
     def answer(line: bytes) -> None:
         if (told := answer_message(prompts, msgspec.json.decode(line))) is not None:
@@ -143,4 +143,4 @@ def permission_prompt(at: Connection, task_id: str, lease_id: str, worker_id: st
     except ValueError as wrong:
         raise calling.exit_with(f"--{wrong}", calling.EXIT_WRONG) from None
     with calling.connect_to_gate(at) as gate:
-        serve(Prompts(gate, under, who))
+        answer_lines(Prompts(gate, under, who))

@@ -21,8 +21,8 @@ from asyncgate.clients import SyncGate, SyncHandle
 from asyncgate.clients.worker import Fail, Job, Retry, Worker
 
 PASSED = {"link": "callbacks", "link_error": "errbacks", "chain": "chain"}      # from options of a call to the request
-STATES = {"queued": states.PENDING, "leased": states.RECEIVED, "running": states.STARTED, "succeeded": states.SUCCESS,
-          "failed": states.FAILURE, "canceled": states.REVOKED}
+CELERY_STATES = {"queued": states.PENDING, "leased": states.RECEIVED, "running": states.STARTED,
+                 "succeeded": states.SUCCESS, "failed": states.FAILURE, "canceled": states.REVOKED}
 MOST_ATTEMPTS = 1000        # that a gate takes
 
 
@@ -40,7 +40,7 @@ class Result:
     @property
     def state(self) -> str:
         """How far the task is, in Celery's words."""
-        return STATES[self.handle.status()]
+        return str(CELERY_STATES[self.handle.status()])
 
 
 def use_gate(app: Any, gate: SyncGate | None = None) -> None:

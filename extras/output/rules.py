@@ -29,7 +29,7 @@ MOST_READ_BYTES = 2**20         # of a page, after which it ends early
 ROWS_TOGETHER = 20              # that are read together
 TASKS_TOLD = 50                  # tasks that one News names
 CHUNK_OF_OUTPUT, CHUNK_OF_LOG, STATE_CHANGE = "chunk", "log", "state"
-KINDS = {"output": CHUNK_OF_OUTPUT, "log": CHUNK_OF_LOG}        # of what is appended, by its stream
+CHUNK_KINDS = {"output": CHUNK_OF_OUTPUT, "log": CHUNK_OF_LOG}        # of what is appended, by its stream
 
 
 class OutputState(Struct, frozen=True, omit_defaults=True):
@@ -104,8 +104,8 @@ def append_chunks(engine: Engine, work: Work, caller: Caller, ask: wire_output.A
     for text in fresh:
         offset += 1
         digest = sha256(digest, offset, hashlib.sha256(text).hexdigest())
-        work.keep_record(stored_output.OutputEntry(task.task_id, write_offset(offset), KINDS[ask.stream], text.decode(),
-                                                   lease.fence, work.now))
+        work.keep_record(stored_output.OutputEntry(task.task_id, write_offset(offset), CHUNK_KINDS[ask.stream],
+                                                   text.decode(), lease.fence, work.now))
     after = work.set_progress(task, outputs=offset, chunks=now.chunks + len(fresh),
                               output_bytes=now.output_bytes + size, output_sha256=digest)
     return wire_output.Appended(after.outputs, after.chunks)

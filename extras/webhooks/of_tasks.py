@@ -30,7 +30,7 @@ OWN_HEADERS = frozenset({"connection", "content-encoding", "content-length", "co
 
 async def create_task_webhook(engine: Engine, caller: Caller,
                               ask: wire_webhooks.CreateTaskWebhook) -> wire_webhooks.CreatedWebhook:
-    """Have the events of one task posted to an endpoint, until the task has ended; only this answer shows its secret.
+    """Have the events of a task posted to an endpoint until it has ended; only this answer shows the secret.
 
     It tells what has happened since the task was created, so nothing is missed.  The headers are for the receiver:
     they are sealed, and nobody is shown them again.  A webhook of the same name by the same caller is replaced.

@@ -50,6 +50,7 @@ from asyncgate.parts.model.stored import (
     UsageHead,
     export_key,
 )
+from asyncgate.parts.model.stored_families import Cascade
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import seal
@@ -146,6 +147,7 @@ async def keep_books(gate: Gate) -> None:
         keep_sign_ins(work, WILD)
         keep_erasure(work, WILD)
         keep_webhooks(work, WILD)
+        work.keep_record(Cascade("cut off", "agent", "ada", WILD, work.now))
         work.keep_record(UsageHead(300))
         work.keep_record(UsageEvent("000000000000", WILD, 0, 300, tasks=1))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
@@ -171,6 +173,7 @@ async def live(gate: Gate) -> None:
     await gate.as_worker("w2").renew_lease(**under(leased))
     await gate.create(type=f"odd {ODD}", payload={"text": WILD, "n": 1.0}, requirements={"capabilities": ["gpu", ODD]},
                       idempotency_key=ODD, by=f"ada {ODD}", priority=9, instructions=WILD)
+    await gate.create(type="unique", unique={"key": WILD})
     await gate.as_agent().bootstrap(max_items=3)
     await administer(gate)
     await limit(gate)

@@ -20,6 +20,7 @@ from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.faces.tickets import TICKET
+from asyncgate.parts.model import identities
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name
@@ -140,7 +141,7 @@ def test_the_examples_are_requests_and_replies(name: str) -> None:
     ask = op.reader.body(msgspec.json.encode(asked))[0]
     reply = msgspec.json.decode(msgspec.json.encode(answered), type=op.gives)
 
-    asyncgate.check_needed(ask)
+    identities.check_needed(ask)
     assert set(asked) <= set(op.takes.__struct_fields__)
     known = {field.encode_name for field in msgspec.structs.fields(type(reply))}
     assert set(answered) <= known

@@ -133,6 +133,7 @@ def test_what_was_changed_in_the_store_is_refused_by_the_worker_and_by_who_reads
         with pytest.raises(PayloadDamaged, match="is not what was stored"):
             done.result(timeout=60)
 
+    assert failed.value.error is not None
     assert failed.value.error["code"] == "payload_damaged"
 
 
