@@ -51,6 +51,7 @@ from asyncgate.parts.model.stored import (
     export_key,
 )
 from asyncgate.parts.model.stored_families import Cascade
+from asyncgate.parts.model.stored_unique import UniqueKey
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import seal
@@ -138,7 +139,8 @@ async def keep_books(gate: Gate) -> None:
     """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
     gate.engine.extend(Ledger(Engine(gate.backend, Settings(
         receipt_mode="memorygate_integrated", ledger=LedgerSettings(url="http://127.0.0.1:9")))))
-    await gate.as_agent().cancel_task(task_id=await gate.create(type="told elsewhere"))
+    told = await gate.create(type="told elsewhere")
+    await gate.as_agent().cancel_task(task_id=told)
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
@@ -147,7 +149,8 @@ async def keep_books(gate: Gate) -> None:
         keep_sign_ins(work, WILD)
         keep_erasure(work, WILD)
         keep_webhooks(work, WILD)
-        work.keep_record(Cascade("cut off", "agent", "ada", WILD, work.now))
+        work.keep_record(Cascade(told, "agent", "ada", WILD, work.now))
+        work.keep_record(UniqueKey("d", told, work.now))
         work.keep_record(UsageHead(300))
         work.keep_record(UsageEvent("000000000000", WILD, 0, 300, tasks=1))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
@@ -173,7 +176,6 @@ async def live(gate: Gate) -> None:
     await gate.as_worker("w2").renew_lease(**under(leased))
     await gate.create(type=f"odd {ODD}", payload={"text": WILD, "n": 1.0}, requirements={"capabilities": ["gpu", ODD]},
                       idempotency_key=ODD, by=f"ada {ODD}", priority=9, instructions=WILD)
-    await gate.create(type="unique", unique={"key": WILD})
     await gate.as_agent().bootstrap(max_items=3)
     await administer(gate)
     await limit(gate)
