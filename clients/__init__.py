@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from asyncgate.clients.worker import Question as Question
     from asyncgate.clients.worker import Retry as Retry
     from asyncgate.clients.worker import StepMismatch as StepMismatch
+    from asyncgate.clients.worker import StepsLost as StepsLost
     from asyncgate.clients.worker import TooLarge as TooLarge
     from asyncgate.clients.worker import Unanswered as Unanswered
     from asyncgate.clients.worker import Worker as Worker
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 MODULE_OF_NAME = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
            "Refusal": "http", "Unreachable": "http", "NotAGate": "http", "SyncGate": "sync", "SyncHandle": "sync",
            **dict.fromkeys(("Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch",
-                           "TooLarge", "Unanswered", "Worker"), "worker")}
+                           "StepsLost", "TooLarge", "Unanswered", "Worker"), "worker")}
 
 
 def __getattr__(name: str) -> Any:

@@ -48,13 +48,13 @@ from asyncgate.clients.worker.job import (
     TaskFunction,
     describe_error,
 )
-from asyncgate.clients.worker.journal import Recorder, StepMismatch, TooLarge
+from asyncgate.clients.worker.journal import Recorder, StepMismatch, StepsLost, TooLarge
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
 from asyncgate.parts.process.forks import obey_signals, release_children
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
-__all__ = ["Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch", "TooLarge",
-           "Unanswered", "Worker"]
+__all__ = ["Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch", "StepsLost",
+           "TooLarge", "Unanswered", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

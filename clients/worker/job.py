@@ -24,7 +24,7 @@ from asyncgate.clients.worker import logs
 from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
-from asyncgate.clients.worker.journal import Journal, Recorder, TooLarge, is_in_loop
+from asyncgate.clients.worker.journal import Journal, Recorder, StepsLost, TooLarge, is_in_loop
 from asyncgate.clients.worker.output import Printer, stream, to_part
 from asyncgate.parts.process.spans import TaskRun
 
@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint"       # the field of the progress from which the next 
 MESSAGE_LENGTH = 4000
 MOST_FRAMES = 20                # of a traceback
 # No further attempt can end otherwise.
-HOPELESS = (NameError, SyntaxError, NotImplementedError, TooLarge)
+HOPELESS = (NameError, SyntaxError, NotImplementedError, StepsLost, TooLarge)
 LOG_BYTES = 100_000             # of log lines that one run may keep
 PROGRESS_BYTES = 65_536         # that a gate takes which does not say it
 # A future refuses the first; the others would stop the event loop.

@@ -26,6 +26,10 @@ class StepMismatch(Exception):
     """The next step of a function is not the one that an earlier run recorded under its number."""
 
 
+class StepsLost(StepMismatch):
+    """What an earlier run recorded is not there any more, because the gate was rebuilt from its receipts."""
+
+
 class TooLarge(ValueError):
     """A checkpoint, a report or the value of a step is larger than the gate takes."""
 
@@ -97,8 +101,8 @@ class Journal:
     def values(self) -> dict[int, tuple[str, Any]]:
         """Return the recorded steps by number, each with its name and value."""
         if self.lost:
-            raise StepMismatch(f"what an earlier run of {self.job} recorded is lost, because the gate was rebuilt from "
-                               "its receipts: look what is done, and create a new task for the rest")
+            raise StepsLost(f"what an earlier run of {self.job} recorded is lost, because the gate was rebuilt from "
+                            "its receipts: look what is done, and create a new task for the rest")
         with self.lock:
             if self.known is None:
                 pages = self.insist(lambda gate: [*gate.pages(

@@ -60,6 +60,9 @@ export class StepMismatch extends AsyncGateError {
   constructor(message: string) { super("step_mismatch", message); }
 }
 
+/** What an earlier run recorded is not there any more, because the gate was rebuilt from its receipts. */
+export class StepsLost extends StepMismatch {}
+
 /** A checkpoint, a report or the value of a step is larger than the gate takes. */
 export class TooLarge extends AsyncGateError {
   constructor(message: string) { super("too_large", message); }
@@ -202,7 +205,7 @@ export class Job<Payload = unknown> {
   async #readSteps(): Promise<Map<number, readonly [string, unknown]>> {
     const known = new Map<number, readonly [string, unknown]>();
     if (this.offer.steps_lost)
-      throw new StepMismatch(`what an earlier run of task ${this.taskId} recorded is lost, because the gate was rebuilt from its receipts: look what is done, and create a new task for the rest`);
+      throw new StepsLost(`what an earlier run of task ${this.taskId} recorded is lost, because the gate was rebuilt from its receipts: look what is done, and create a new task for the rest`);
     if (!this.offer.steps) return known;
     return await this.#insist(async () => {
       for await (const step of this.#gate.each("list_steps", { ...this.#me, task_id: this.taskId, limit: 200 }, { signal: this.signal })) known.set(step.seq, [step.name, step.value]);

@@ -3,7 +3,7 @@ import { Refusal, SchemaMismatch, Unreachable } from "./errors.js";
 import { Gate, type GateOptions } from "./gate.js";
 import { Heart, Pulse, type Me } from "./heart.js";
 import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
-import { Done, Fail, Job, Park, Retry, TooLarge } from "./job.js";
+import { Done, Fail, Job, Park, Retry, StepsLost, TooLarge } from "./job.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 import type { LeaseRecord, Offer } from "./operations.js";
 import { describeSchema, parse, type StandardSchema } from "./schema.js";
@@ -392,7 +392,7 @@ async function readValue(schema: StandardSchema<unknown, unknown> | undefined, v
 
 function mayRetry(task: Task, error: unknown): boolean {
   if (error instanceof Retry || error instanceof Fail) return error instanceof Retry;
-  if (error instanceof SyntaxError || error instanceof ReferenceError || error instanceof TooLarge) return false;
+  if (error instanceof SyntaxError || error instanceof ReferenceError || error instanceof TooLarge || error instanceof StepsLost) return false;
   const { retry = true } = task.options;
   return typeof retry === "function" ? retry(error) : retry;
 }
