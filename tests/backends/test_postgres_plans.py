@@ -342,7 +342,7 @@ LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "t
           "tenant": "uuid", "id": "text",
           **{f"one.{name}": "text" for name in ("item", "key", "sender", "recipient", "schedule", "hash", "body",
                                                 "salt", "task_id", "payload", "arrival", "author", "digest",
-                                                "content")}}
+                                                "content", "pointer", "terms", "summary")}}
 
 
 def numbered(statement: str, names: Iterable[str]) -> str:
@@ -523,7 +523,7 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
         "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 6, "prune_audit": 1,
-        "amend_tasks": 1, "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
+        "amend_tasks": 2, "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
 
     for name, parts in asked.items():
         async with session(cluster.admin_url(database), ACROSS.get(name, "asyncgate_app")) as db:
