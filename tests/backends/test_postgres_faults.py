@@ -364,15 +364,20 @@ async def test_a_completion_of_which_nobody_knows_is_a_503_and_can_be_repeated(
 
 
 async def test_under_load_no_lost_commit_loses_or_repeats_anything(
-        url: str, direct: str, proxy: Proxy, trap: Callable[..., Any]) -> None:
+        url: str, direct: str, proxy: Proxy, trap: Callable[..., Any], rounds: int, record_property: Any) -> None:
+    """`--rounds 100` is at least 1,000 lost commits."""
     seed = random.randrange(2**32)
     async with serving(url, **HASTY) as server, aclosing(Load(server, seed)) as load:
         sprung = trap(9, again=True)
         async with load.running():
-            await load.grown(400)
+            while sprung.caught < 10 * rounds:
+                await load.grown(200)
         await proxy.restore()
         status = await server.stop(signal.SIGTERM)
 
+    numbers = f"{sprung.caught} commits went wrong, {len(load.calls)} operations, {len(load.made)} tasks"
+    record_property("lost commits", numbers)
+    print(numbers)
     assert await wrong_with(direct, load) == [], f"seed {seed}"
     assert codes(load.calls) <= {"database_unavailable"}
     assert sprung.caught > 0
@@ -384,25 +389,26 @@ async def test_under_load_no_lost_commit_loses_or_repeats_anything(
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_of_postgres_under_load_is_a_few_503s_and_loses_nothing(
-        cluster: Cluster, direct: str, mode: Literal["fast", "immediate"], record_property: Any) -> None:
-    seed = random.randrange(2**32)
+        cluster: Cluster, direct: str, mode: Literal["fast", "immediate"], rounds: int, record_property: Any) -> None:
+    seed, took = random.randrange(2**32), list[float]()
     async with serving(direct, **HASTY) as server, aclosing(Load(server, seed)) as load:
         async with load.running():
-            await load.grown(200)
-            await asyncio.to_thread(cluster.restart, mode)
-            back = time.time()
-            took = await first_success(load, back) - back
+            for _ in range(rounds):
+                await load.grown(200)
+                await asyncio.to_thread(cluster.restart, mode)
+                back = time.time()
+                took.append(await first_success(load, back) - back)
             await load.grown(200)
         assert server.process.poll() is None
         status = await server.stop(signal.SIGTERM)
 
-    numbers = f"{mode}: first success {took:.3f} s after Postgres was back, {len(load.made)} tasks"
+    numbers = f"{mode}: first success {max(took):.3f} s after Postgres was back, {len(load.made)} tasks"
     record_property("recovery", numbers)
     print(numbers)
     assert await wrong_with(direct, load) == [], f"seed {seed}"
     assert codes(load.calls) == {"database_unavailable"}
     assert status == 0
-    assert took < 10
+    assert max(took) < 10
 
 
 async def first_success(load: Load, since: float) -> float:
