@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import math
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -390,7 +391,7 @@ def describe_error(error: BaseException) -> str:
 def describe_traceback(error: BaseException) -> str:
     """Return the end of an error's traceback, from the function's own first line on; empty if it did not run."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+    while frame is not None and os.path.dirname(frame.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
         frame = frame.tb_next
     if frame is None:
         return ""
