@@ -76,10 +76,10 @@ from asyncgate.parts.model.content import (
     needs_of, parse_json, read_artifacts, sha256, tells_another, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
-    InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
-    NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
-    TooManyArtifacts, TooManyParents, Unloaded)
+    DatabaseUnavailable, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidTransition,
+    LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
+    ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch, TooManyArtifacts,
+    TooManyParents, Unloaded)
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.families import add_child, count_awaited, end_child, end_wait, note_told, park_for_children
 from asyncgate.parts.model.granted import GrantedLeases
@@ -98,7 +98,7 @@ from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
 from asyncgate.parts.model.quotas import check_kinds
-from asyncgate.parts.model import stored_limits, stored_unique
+from asyncgate.parts.model import families, stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
     ACTIVE, AWAITING, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of,
@@ -109,11 +109,11 @@ from asyncgate.parts.model.views import (
     show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
-    CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
-    GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext,
-    Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
-    ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
-    ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
+    CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask, GetTaskHistory,
+    Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases, ListLeases,
+    ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
+    Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress, Role, RunTask, Server,
+    StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.hooks import first_answer, Hooks
 from asyncgate.parts.process.outages import OFTEN
@@ -2371,7 +2371,7 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
     Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
-    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task,
+    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", families.its_cascade,
               idempotent=True),
     Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
               its_task, idempotent=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncgate import CORE_OPERATIONS, Caller, Engine, Extension, Needs, Operation, Task, Work
+from asyncgate import CORE_OPERATIONS, Caller, Engine, Extension, Operation, Task, Work
 from asyncgate.extras.families import wire_families
 from asyncgate.parts.model import errors, queries, stored, stored_families, wire
 from asyncgate.parts.model.families import Family, read_family
@@ -57,11 +57,6 @@ class Families(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-
-    def name_needs(self, needs: Needs, caller: Caller, ask: wire.Ask) -> None:
-        """Load whether a cascade is under way, where one begins."""
-        if isinstance(ask, wire.CancelTask) and ask.cascade:
-            needs.records.add((stored_families.Cascade, (ask.task_id,)))
 
     def begin_cascade(self, work: Work, task: Task, ask: wire.CancelTask, by: wire.Principal) -> None:
         """Note with the cancellation that the descendants follow, so that upkeep goes on if this process cannot."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from asyncgate.parts.model import errors, stored, wire
+from asyncgate.parts.model import errors, stored, stored_families, wire
 from asyncgate.parts.model.caller import Caller
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.overdue import alive, has_passed
@@ -139,3 +139,10 @@ def show_children(progress: stored.Progress | None) -> wire.Children | UnsetType
     if (family := read_family(progress)) is None:
         return UNSET
     return wire.Children(**count_children(family), ends=list(family.ends))
+
+
+def its_cascade(needs: Any, caller: Caller, ask: wire.CancelTask) -> None:
+    """Load the task, and whether a cascade from it is under way, where one is asked for."""
+    needs.tasks.add(ask.task_id)
+    if ask.cascade:
+        needs.records.add((stored_families.Cascade, (ask.task_id,)))

@@ -507,7 +507,13 @@ def modules() -> Iterator[Any]:
         package = importlib.import_module(f"asyncgate.{part}")
         yield package
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            yield importlib.import_module(module.name)
+            try:
+                imported = importlib.import_module(module.name)
+            except ModuleNotFoundError as missing:      # a framework that is too large for the tests to install
+                if missing.name != "smolagents":
+                    raise
+            else:
+                yield imported
     yield asyncgate
 
 
