@@ -25,9 +25,8 @@ from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.findings import Finding
-from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.queries import OpenWebhooks
 from asyncgate.parts.model.settings import WebhookSettings
-from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.process import lookups
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiver import CUT, FLOOD, HANG, OK, TRICKLE, Came, Receiver, Reply
@@ -356,7 +355,7 @@ class Late(Around):
     async def page(self, tenant_id: str, query: Any) -> list[Any]:
         """Read a page; the one that is held is handed over later."""
         rows: list[Any] = await self.backend.page(tenant_id, query)
-        if self.holds and query == Rows(Webhook):
+        if self.holds and query == OpenWebhooks():
             self.holds = False
             self.reached.set()
             await self.let_go.wait()
@@ -372,7 +371,7 @@ async def test_a_look_that_has_read_before_an_endpoint_was_added_leaves_that_its
         await asyncio.gather(*sender.looks)
         late.holds = True
         await gate.as_admin().change_webhook(webhook_id=first, description="looked at again")
-        await late.reached.wait()
+        await asyncio.wait_for(late.reached.wait(), PATIENCE_SECONDS)
         second, _ = await add(gate, receiver, types=["task.assigned"])
         await asyncio.wait(sender.looks, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
         late.let_go.set()
