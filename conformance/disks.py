@@ -42,7 +42,7 @@ from asyncgate import Needs, Work
 from asyncgate.backends import open_backend, sqlite
 from asyncgate.conformance import history
 from asyncgate.conformance.harness import Gate, settings_for_tests
-from asyncgate.conformance.load import TENANT, Client, Load
+from asyncgate.conformance.load import TENANT, Client, Load, finish_cascades
 from asyncgate.conformance.plugin import make_empty_file
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.extensions import engine_over
@@ -288,6 +288,7 @@ async def list_problems(path: Path, calls: list[history.Call]) -> list[str]:
     except errors.StartupError as refused:
         return [f"the start was refused: {refused}"]
     try:
+        await finish_cascades(backend)
         rows: dict[str, history.Stored] = await history.read_stored(backend)
         problems = [*history.violations(calls, rows),
                     *await backend.check(),     # type: ignore[attr-defined]

@@ -85,11 +85,11 @@ class OneTenant(Around):
         return [row for row in await self.backend.cut_cascades(before, limit) if row[0] == self.tenant]
 
 
-async def finish_cascades(own: OneTenant) -> None:
+async def finish_cascades(backend: Any) -> None:
     """Do what upkeep does a while after a crash: go on with cascades that were cut off."""
     if CAN_CASCADE:
         from asyncgate.extras.families import rules
-        await rules.resume_cascades(Engine(own), 0.0)
+        await rules.resume_cascades(Engine(backend), 0.0)
 
 
 def own_tenant() -> dict[str, Any]:
