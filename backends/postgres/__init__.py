@@ -449,11 +449,12 @@ class Postgres(pages.Pages):
         rows = db.add(text, *(given[name] for name in names))
         others = sql.Others(db, tenant_id, needs)
         return Requested(flight, rows, others, lanes, wanted, lanes.find_stopped(now),
-                         self._request_turns(db, flight, now))
+                         self._request_turns(db, flight, lanes, now))
 
-    def _request_turns(self, db: pipeline.Connection, flight: Flight, now: float) -> turns.TurnsRead | None:
+    def _request_turns(self, db: pipeline.Connection, flight: Flight, lanes: Lanes,
+                       now: float) -> turns.TurnsRead | None:
         """Ask for the turns of tasks with limits that claims may get, behind all locks of rows that are waited for."""
-        lanes, claims = self.lanes[flight.tenant_id], flight.needs.claims
+        claims = flight.needs.claims
         if not claims or not (limited := lanes.find_limited(claims, now)):
             return None
         patterns = {lane: lanes.patterns[lane] for lane in limited}
@@ -493,7 +494,7 @@ class Postgres(pages.Pages):
             if changed or lanes.find_stopped(head.clock) != asked.stopped:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
             unread = await self._offer(db, work, head, wanted, offered, len(needs.claims))
-            await self._offer_turns(db, work, asked, head.due)
+            await self._offer_turns(db, work, asked, lanes, head.due)
         return work, transaction, bool(needs.claims) and (head.due or unread)
 
     async def _with_progress(self, db: pipeline.Connection, tenant_id: str,
@@ -535,10 +536,14 @@ class Postgres(pages.Pages):
             work.add_claimable(task, progress)
         return len(read) < len(locked)
 
-    async def _offer_turns(self, db: pipeline.Connection, work: Work, asked: Requested, due: bool) -> None:
-        """Offer tasks with limits by turns; read these again if delayed tasks were promoted, or lanes have changed."""
+    async def _offer_turns(self, db: pipeline.Connection, work: Work, asked: Requested, lanes: Lanes,
+                           due: bool) -> None:
+        """Offer tasks with limits by turns; read these again if delayed tasks were promoted, or lanes have changed.
+
+        Those of the lanes that this batch knows: another one may have read newer lanes meanwhile.
+        """
         read = asked.turns
-        if due and (read := self._request_turns(db, asked.flight, work.now)) is not None:
+        if due and (read := self._request_turns(db, asked.flight, lanes, work.now)) is not None:
             await db.run()
         if read is not None:
             read.load(work)

@@ -950,3 +950,25 @@ async def test_a_task_of_a_dead_instance_is_adopted_by_the_sweep_that_takes_it_b
 
         task = await gate.task(task_id)
         assert (task.status, task.asyncgate_instance) == ("queued", "gate-2")
+
+
+async def test_a_claim_reads_turns_of_the_lanes_it_knows_though_another_batch_has_read_newer_ones(direct: str) -> None:
+    async with opened(direct) as gate, opened(direct) as other:
+        await other.create("a", limits={"first": ""})
+        backend: Any = gate.backend
+        offer, seen = backend._offer, list[str]()
+
+        async def offer_late(*given: Any) -> bool:
+            unread: bool = await offer(*given)
+            if not seen:
+                seen.append("a")
+                await other.create("b", limits={"second": ""})
+                newer = await gate.claim("w2", accept_types=["b"])      # another batch, with newer lanes
+                seen.append(newer.type if newer is not None else "nothing")
+            return unread
+        backend._offer = offer_late
+
+        claimed = await gate.claim("w1")
+
+    assert claimed is not None
+    assert (claimed.type, seen) == ("a", ["a", "b"])
