@@ -121,7 +121,7 @@ def choose_place(rows: Mapping[str, stored_webhooks.Webhook | None]) -> str:
 def check_request(engine: Engine, ask: wire_webhooks.CreateTaskWebhook) -> None:
     """Refuse an endpoint that could never be called, events that no task has, and headers that the gate itself sets."""
     if events.USAGE in ask.types:
-        raise errors.InvalidRequest(f"types: {events.USAGE} is no event of a task; create_webhook tells of usage")
+        raise errors.InvalidRequest(f"types: {events.USAGE} is not an event of a task; create_webhook tells of usage")
     admin.check_endpoint(engine, ask.endpoint, ask.types)
     forms = engine.find_extension(Forms)
     if ask.form != events.AS_RECEIPT and (forms is None or ask.form not in forms.renders):
