@@ -752,7 +752,8 @@ class History:
                 for other in held:
                     if not self._may_begin_beside(task, other):
                         yield f"key {key} of {owner} was held by task {other.task_id} when task {task.task_id} began"
-                held.append(task)
+                # Whose time was not over when it had ended: it goes to the task that took the key over.
+                held = [*(other for other in held if self._end_of(other) > begun), task]
             yield from self._superseded(owner, key, tasks)
 
     def _moment(self, task: stored.Task, *types: str) -> str:

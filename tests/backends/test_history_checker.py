@@ -826,6 +826,18 @@ def amended(f: Forgery, before: int = 0, after: int = 1, now: str = "1", at: str
     f.change("u", payload=now)
 
 
+def taken_over(f: Forgery, on_conflict: str = "supersede", end: str = "-m6") -> None:
+    """Have the second task begin in the time that the first one, which had ended, held the key; and then a third one."""
+    del f.end.receipts["-m3"]
+    f.receipt("-m4a", "task.assigned", "u", "ada", "ada", payload_sha256=HASHED[0])
+    f.change("t", terms=msgspec.json.encode({"unique": {"key": "k", "while": 60, "on_conflict": "return"}}).decode())
+    f.change("u", status="succeeded", terms=msgspec.json.encode({"unique": {
+        "key": "k", "on_conflict": on_conflict}}).decode())
+    f.receipt(end, "task.completed", "u", "w1", lease="u-a")
+    f.receipt("-m7", "task.assigned", "v", "ada", "ada", payload_sha256=HASHED[0])
+    f.task("v", payload="0", terms=msgspec.json.encode({"unique": {"key": "k", "on_conflict": "return"}}).decode())
+
+
 def waits_for_nothing_with_its_key(f: Forgery) -> None:
     del f.end.receipts["-m5"]
     f.change("u", status="queued", held="key_taken")
@@ -837,6 +849,8 @@ def test_what_waits_supersedes_or_replaces_as_it_says_is_part_of_a_true_history(
     assert keyed(never_ended, **until_its_lease) == []
     assert keyed(superseded) == []
     assert keyed(amended) == []
+    assert keyed(taken_over) == []
+    assert keyed(lambda f: taken_over(f, on_conflict="keep_latest")) == []
 
 
 @pytest.mark.parametrize(("forge", "unique"), [
@@ -845,6 +859,7 @@ def test_what_waits_supersedes_or_replaces_as_it_says_is_part_of_a_true_history(
     (lambda f: superseded(f, by="eve"), {}), (lambda f: superseded(f, new="v"), {}),
     (lambda f: superseded(f, at="-m3b"), {}), (lambda f: superseded(f, told="u"), {}),
     (lambda f: amended(f, before=1), {}), (lambda f: amended(f, now="0"), {}), (lambda f: amended(f, at="-m6"), {}),
+    (lambda f: taken_over(f, on_conflict="return"), {}), (lambda f: taken_over(f, end="-m8"), {}),
     (waits_for_nothing_with_its_key, {})])
 def test_a_key_held_twice_and_what_was_not_superseded_or_replaced_as_told_are_found(
         forge: Callable[[Forgery], None], unique: dict[str, Any]) -> None:
