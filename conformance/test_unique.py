@@ -109,6 +109,22 @@ async def test_a_task_may_hold_its_key_for_some_seconds_also_behind_its_end(gate
     assert later.task_id != first.task_id
 
 
+async def test_who_supersedes_a_task_that_has_ended_takes_the_rest_of_its_time_over(gate: Gate) -> None:
+    first = await make(gate, lasts=600)
+    offer = await gate.claim()
+    assert offer is not None
+    await done(gate, offer)
+    second = await make(gate, "supersede")
+    offer = await gate.claim()
+    assert offer is not None
+    await done(gate, offer)
+
+    third = await make(gate)
+
+    assert len({first.task_id, second.task_id, third.task_id}) == 3
+    assert third.status == "queued"
+
+
 async def test_a_replaced_payload_leaves_a_receipt_with_both_hashes(gates: tuple[Gate, Gate]) -> None:
     here, there = gates
     first = await make(here, payload={"n": 1}, priority=3, task_summary="one")
