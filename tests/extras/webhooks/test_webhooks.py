@@ -218,6 +218,20 @@ async def test_events_of_a_task_arrive_in_their_order_and_each_retry_has_the_sam
     assert sum(row.tries for row in rows) == len(receiver.came)
 
 
+async def test_events_of_a_task_arrive_in_their_order_though_the_estimated_time_of_the_database_goes_back(
+        told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with told() as gate, Receiver() as receiver:
+        estimate, behind = gate.backend.now, itertools.cycle([0.0, 0.02, 0.04, 0.01, 0.03])
+        await add(gate, receiver)
+        # A slow answer of the database makes the estimate of its time fall back.
+        monkeypatch.setattr(gate.backend, "now", lambda: estimate() - next(behind))
+        offers = [await gate.finished() for _ in range(5)]
+        await receiver.until(lambda: len({request.id for request in receiver.taken}) == 20)
+
+    for offer in offers:
+        assert types([request for request in receiver.taken if request.task_id == offer.task_id]) == STORY
+
+
 async def test_an_endpoint_that_fails_again_and_again_is_only_probed_until_it_is_well(told: Told) -> None:
     well = asyncio.Event()
     async with told(retry_seconds=0.05, max_retry_seconds=0.1) as gate, (
