@@ -174,7 +174,7 @@ class Needs(Struct):
     stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
-    calls: int = 0                                     # how many writes the batch has
+    calls: int = 0                                     # how much it writes, in single calls
     tally: bool = False                                # and how many receipts each task has that Work is `about`
     alone: bool = False                                # no batch of the tenant may be under way at the same time
 
@@ -2101,7 +2101,7 @@ class Batches:
     """
 
     MIXED_SIZE, MIXED_SECONDS = 8, 1.0
-    LARGEST_SLICE = 100     # of one call, also where nobody else has been about: somebody may come meanwhile
+    LARGE, LARGEST_SLICE = 50, 100      # a list that shares no commit; of one call, for somebody may come meanwhile
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
@@ -2139,10 +2139,10 @@ class Batches:
             await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
 
     def _may_launch(self, tenant_id: str) -> bool:
-        """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
-        sizes = self.under_way.get(tenant_id, ())
+        """Whether another batch may start: beside a running one only if it is as large, or large enough."""
+        sizes, waiting = self.under_way.get(tenant_id, ()), self.waiting[tenant_id]
         return (self.running < self.backend.parallel and len(sizes) < self.backend.parallel_per_tenant
-                and len(self.waiting[tenant_id]) >= sum(sizes))
+                and (len(waiting) >= sum(sizes) or waiting[0].ask.weigh() >= self.LARGE))
 
     def _plan_departure(self) -> None:
         if not self.called:     # not at once: what else arrives in this tick shall share the commit
@@ -2219,7 +2219,7 @@ class Batches:
 
 def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded."""
-    needs = Needs(calls=len(jobs))
+    needs = Needs(calls=sum(job.ask.weigh() for job in jobs))
     for job in jobs:
         needs.tasks |= job.sought
         try:

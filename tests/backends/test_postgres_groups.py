@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Engine, Needs, Work
-from asyncgate.backends.postgres import Postgres, open_backend
+from asyncgate import Batches, Engine, Needs, Work
+from asyncgate.backends.postgres import SLOTS, Postgres, open_backend
 from asyncgate.backends.postgres.groups import GROUPS, Flight
 from asyncgate.backends.postgres.pipeline import Connection
 from asyncgate.conformance.harness import Gate
@@ -118,6 +118,29 @@ async def test_what_arrives_while_groups_are_under_way_leaves_together(
     await asyncio.gather(*calls)
 
     assert [len(tenants) for tenants in groups] == [1] * GROUPS + [TENANTS - GROUPS]
+
+
+async def test_a_long_list_does_not_wait_for_others_of_its_tenant(
+        backend: Postgres, groups: list[set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    saving, go_on, save = asyncio.Semaphore(0), asyncio.Event(), backend._save
+
+    async def slow(*asked: Any) -> Any:
+        saving.release()
+        await go_on.wait()
+        return await save(*asked)
+    monkeypatch.setattr(backend, "_save", slow)
+
+    calls = []
+    for _ in range(SLOTS):
+        many = [{"type": "ocr", "payload": number} for number in range(Batches.LARGE)]
+        calls.append(asyncio.create_task(gate.as_agent("ada").create_tasks(tasks=many)))
+        await saving.acquire()      # while those before it are under way
+    go_on.set()
+    await asyncio.gather(*calls)
+
+    assert groups == [{gate.tenant_id}] * SLOTS
+    assert len((await gate.everything())["Task"]) == SLOTS * Batches.LARGE
 
 
 async def test_a_bug_of_one_batch_harms_no_other(gates: list[Gate], groups: list[set[str]]) -> None:
