@@ -827,7 +827,7 @@ def amended(f: Forgery, before: int = 0, after: int = 1, now: str = "1", at: str
 
 
 def taken_over(f: Forgery, on_conflict: str = "supersede", end: str = "-m6") -> None:
-    """Have the second task begin in the time that the first one, which had ended, held the key; and then a third one."""
+    """Have the second task begin while the first one, which has ended, still holds the key; and then a third one."""
     del f.end.receipts["-m3"]
     f.receipt("-m4a", "task.assigned", "u", "ada", "ada", payload_sha256=HASHED[0])
     f.change("t", terms=msgspec.json.encode({"unique": {"key": "k", "while": 60, "on_conflict": "return"}}).decode())
