@@ -423,6 +423,8 @@ def new(folder: str, language: str) -> None:
 @click.argument("what", metavar="[echo] [sleep_then_return] [http_get] | -- PROGRAM", nargs=-1)
 @click.option("--ai", "profile_file", metavar="FILE",
               help="Use a language model with tools; FILE is its profile.")
+@click.option("--a2a", "card_url", metavar="URL",
+              help="Hand the tasks to the A2A agent with this card; ASYNCGATE_A2A_KEY is its credential.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to lease; repeatable.")
 @click.option("--worker-id", metavar="ID", help="Id of the worker; default the key's principal, else the host name.")
 @click.option("--worker-kind", metavar="KIND", help="Kind of the key's principal, if it is not worker.")
@@ -435,10 +437,10 @@ def new(folder: str, language: str) -> None:
               help="Time for running tasks to end after SIGTERM.")
 @click.option("--state", type=click.Path(file_okay=False), help="Folder for state that survives restarts.")
 @click.option("--forget", is_flag=True, help="Store nothing on disk: no dead letters, a new instance id at each start.")
-@click.option("--allow", multiple=True, metavar="HOST", help="http_get: private host or network to allow.")
-@click.option("--plain-http", is_flag=True, help="http_get: allow http:// as well as https://.")
+@click.option("--allow", multiple=True, metavar="HOST", help="http_get, --a2a: private host or network to allow.")
+@click.option("--plain-http", is_flag=True, help="http_get, --a2a: allow http:// as well as https://.")
 @click.option("--timeout", "timeout_seconds", type=calling.Duration(0.001), default=30.0, show_default="30s",
-              help="http_get: timeout of a request.")
+              help="http_get, --a2a: timeout of a request.")
 @click.option("--no-tracebacks", "tracebacks", is_flag=True, flag_value=False, default=True,
               help="Do not keep where in the code an error was raised.")
 @click.option("--keep-logs", is_flag=True, flag_value=logging.INFO, default=None,
@@ -448,9 +450,9 @@ def new(folder: str, language: str) -> None:
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @calling.add_gate_options
 @click.pass_context
-def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile_file: str | None, forget: bool,
-           quiet: bool, folder: str | None, **about: Any) -> None:
-    """Run a worker: built-in task types, a program called for each task, or a language model with tools.
+def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile_file: str | None,
+           card_url: str | None, forget: bool, quiet: bool, folder: str | None, **about: Any) -> None:
+    """Run a worker: built-in task types, a program called for each task, a language model, or an agent of A2A.
 
     A program reads the payload as JSON from standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and others from
     its environment.  Its standard output is the result, JSON or text.  Each line on file descriptor 3 is progress; an
@@ -464,16 +466,17 @@ def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile
     if unknown := [name for name in what if name not in part.BUILT_IN_TASKS]:
         raise click.UsageError(f"{unknown[0]!r} is not one of {', '.join(part.BUILT_IN_TASKS)}; put a program after --")
     if folder is not None:
-        if not command or what or profile_file or about["types"]:
+        if not command or what or profile_file or card_url or about["types"]:
             raise click.UsageError("--watch takes a program that is itself a worker: --watch -- python3 worker.py")
         from asyncgate.commands.reloading import run_reloaded
         return run_reloaded(command, folder, at, about["drain_seconds"])
     if len(what) > 1 and about["types"]:
         raise click.UsageError("--type gives other names to one task; start a worker for each")
     about |= {"url": at.url, "token": at.token}
-    if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
+    if [bool(way) for way in (what, command, profile_file, card_url)].count(True) != 1 or (
+            (command or card_url) and not about["types"]):
         raise click.UsageError("name the tasks: echo, sleep_then_return, http_get, --ai FILE, "
-                               "or --type TYPE -- PROGRAM")
+                               "--type TYPE --a2a URL, or --type TYPE -- PROGRAM")
     if quiet:
         from asyncgate.commands.dev import watch_lifeline
         watch_lifeline()
@@ -491,6 +494,12 @@ def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile
                 except ModuleNotFoundError:
                     raise click.UsageError("--ai needs the extra ai_worker, which this installation lacks") from None
                 run_ai_worker(profile_file, quiet=quiet, **about)
+            elif card_url:
+                try:
+                    from asyncgate.extras.a2a_worker.command import run_a2a_worker
+                except ModuleNotFoundError:
+                    raise click.UsageError("--a2a needs the extra a2a_worker, which this installation lacks") from None
+                run_a2a_worker(card_url, quiet=quiet, **about)
             else:
                 part.run_worker(what, command, quiet=quiet, **about)
     except OSError as wrong:

@@ -37,6 +37,7 @@ KNOWS = {
 EXTRAS = {
     "agents": ("model", "process", "clients"),
     "a2a": (*BELOW, "faces", "joint", "webhooks"),
+    "a2a_worker": ("model", "process", "clients", "a2a"),
     "ai_worker": ("model", "process", "clients"),
     "asking": (*BELOW, "clients", "commands", "joint", "metrics"),
     "celery": ("model", "process", "clients"),
@@ -58,7 +59,8 @@ EXTRAS = {
 }
 KNOWS |= EXTRAS
 # The one command that does more where an extra is installed, and says so where it is not.
-MORE_WITH_AN_EXTRA = {("asyncgate.commands.cli", "asyncgate.extras.ai_worker.command")}
+MORE_WITH_AN_EXTRA = {("asyncgate.commands.cli", f"asyncgate.extras.{extra}.command")
+                      for extra in ("ai_worker", "a2a_worker")}
 # What a client says and hears: made of the whole table of operations, so it names the words of extras, too.
 OF_EVERY_OPERATION = "asyncgate.clients.operations"
 # The contract of a database is named by whoever is given one; a type costs no import.

@@ -62,6 +62,8 @@ def test_it_does_the_whole_main_job(core: Path) -> None:
 def test_a_command_of_an_extra_is_unknown_and_an_option_names_what_it_lacks(core: Path) -> None:
     assert "No such command 'doctor'" in run(core, "-m", "asyncgate", "doctor", status=2)
     assert "needs the extra ai_worker" in run(core, "-m", "asyncgate", "worker", "--ai", "x.yaml", status=2)
+    assert "needs the extra a2a_worker" in run(
+        core, "-m", "asyncgate", "worker", "--a2a", "http://x", "--type", "t", status=2)
 
 
 def test_a_gate_whose_settings_ask_for_an_extra_says_that_it_lacks_it(core: Path) -> None:

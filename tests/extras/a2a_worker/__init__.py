@@ -1,0 +1,1 @@
+"""The tests of workers that call agents of A2A."""
