@@ -37,6 +37,8 @@ OTHER_TABLES: dict[str, Lifetime] = {
     "segments": Lifetime(OF_ARCHIVE, "nobody: no receipt leaves the database without it",
                          "which files of the archive are written (Postgres)"),
     "tenants": Lifetime(OF_DATABASE, "nobody: upkeep begins there", "which tenants have stored anything"),
+    "enqueuers": Lifetime(OF_DATABASE, "nobody: its owner writes and deletes them",
+                          "as whom the roles of applications hand work over in SQL (Postgres)"),
     "instances": Lifetime("a day after it ended", "the other processes", "which processes serve (Postgres)"),
     "wall": Lifetime(OF_DATABASE, "nobody: it is one row", "the tenant of the running transaction (SQLite)"),
     "meta": Lifetime(OF_DATABASE, "nobody: it is some rows", "what the database says of itself"),

@@ -49,7 +49,7 @@ EXTRAS = {
     "ledger": (*PARTS, "commands"),
     "oauth": (*BELOW, "identity", "joint"),
     "payloads": ("model", "clients", "commands", "joint"),
-    "outbox": ("model", "clients", "commands", "joint"),
+    "outbox": (*BELOW, "clients", "commands", "joint", "metrics"),
     "output": (*BELOW, "faces", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),

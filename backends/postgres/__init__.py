@@ -791,6 +791,10 @@ class Postgres(pages.Pages):
         """Return the tenants that have endpoints for webhooks."""
         return [row[0] for row in await self._ask(sql.WEBHOOK_TENANTS)]
 
+    async def handover_tenants(self) -> list[str]:
+        """Return the tenants in which applications have handed work over in SQL that is not a task yet."""
+        return [row[0] for row in await self._ask(sql.HANDOVER_TENANTS)]
+
     async def lag(self, tenant_id: str) -> stored.Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         return stored.Lag(*(await self._read(tenant_id, sql.LAG))[0])

@@ -230,7 +230,8 @@ class Membership:
         with contextlib.suppress(msgspec.DecodeError):      # a later release may send unknown messages
             message = unpack(str(text))
             if message.sender != self.instance_id:
-                self._note_living({message.sender})
+                if message.sender:      # and not an application that hands work over
+                    self._note_living({message.sender})
                 for news in message.news:
                     self.hear(news)
 

@@ -41,7 +41,7 @@ UNION ALL SELECT 1, format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', oid::regproc
     FROM pg_proc WHERE pronamespace = {OUR_SCHEMA} AND proacl IS NOT NULL
     AND NOT EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0)
 UNION ALL SELECT 2, format('GRANT %s ON %s TO %I', privilege_type, what, pg_get_userbyid(grantee))
-    FROM granted WHERE grantee <> grantor AND grantee <> 0
+    FROM granted WHERE grantee <> grantor AND pg_get_userbyid(grantee) = ANY ($2)      -- other roles are their owner's
 UNION ALL SELECT 2, format('GRANT %s (%I) ON TABLE %s TO %I', a.privilege_type, attname, attrelid::regclass,
                            pg_get_userbyid(a.grantee))
     FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid, aclexplode(attacl) AS a
@@ -82,7 +82,7 @@ async def privileges(db: Any, whole: bool = True) -> list[str]:
     """
     async with db.transaction():
         await db.execute("SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '5s'")   # so names are whole
-        return [row[1] for row in await db.fetch(PRIVILEGES, whole)]
+        return [row[1] for row in await db.fetch(PRIVILEGES, whole, ROLES)]
 
 
 def outline(statement: str) -> str:

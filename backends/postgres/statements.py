@@ -850,6 +850,7 @@ UNSENT = "SELECT asyncgate.unsent()::text"
 OPEN_WEBHOOKS = f"""
 SELECT {listed(typed(stored_webhooks.Webhook))} FROM asyncgate.webhooks
 WHERE tenant_id = $1 AND state <> 'ended' AND webhook_id > $2 ORDER BY webhook_id LIMIT $3"""
+HANDOVER_TENANTS = "SELECT asyncgate.handover_tenants()::text"
 WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox

@@ -11,12 +11,11 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncgate.clients import http
+from asyncgate.extras.outbox.refusals import FINAL_STATUSES, describe_refusal, is_final
 from asyncgate.parts.model import errors
 
 ROWS_A_CALL = 100           # rows that one call hands over
 IDLE_SECONDS = 0.5      # between two looks at an empty table
-LONGEST_PROBLEM = 2000
-FINAL_STATUSES = frozenset({400, 403, 404, 409, 413})        # statuses of refusals that no repetition changes
 
 log = logging.getLogger("asyncgate.relay")
 
@@ -153,18 +152,13 @@ class OutboxRelay:
         for id, result in zip(good, results, strict=True):
             if "error" not in result:
                 done.append(id)
-            elif is_final(result["error"]):
-                parked[id] = f"{result['error']['error']}: {result['error']['message']}"[:LONGEST_PROBLEM]
+            elif is_final(result["error"]["error"]):
+                parked[id] = describe_refusal(result["error"]["error"], result["error"]["message"])
                 log.error("row %s is parked: %s", id, parked[id])
         self.table.finish(done, parked)
         self.moved, self.parked = self.moved + len(done), self.parked + len(parked)
         if len(done) + len(parked) < len(rows):     # quotas and the like: what is left comes later
             self.stopping.wait(IDLE_SECONDS)
-
-
-def is_final(error: dict[str, Any]) -> bool:
-    """Whether a refusal of one task will be the same the next time."""
-    return "retry_after" not in error and error["error"] not in ("internal_error", "database_unavailable", "overloaded")
 
 
 def database_errors() -> tuple[type[Exception], ...]:

@@ -18,6 +18,7 @@ from asyncgate.extras.privacy.whom import Whom
 from asyncgate.parts.model import (
     erased,
     stored,
+    stored_handover,
     stored_limits,
     stored_oauth,
     stored_types,
@@ -307,6 +308,11 @@ def erase_webhook_head(whom: Whom, row: stored_webhooks.WebhookHead, owned: set[
     return stored_webhooks.WebhookHead(0) if whom.is_everybody else row
 
 
+def erase_handover(whom: Whom, row: stored_handover.Handover, owned: set[str]) -> stored_handover.Handover | None:
+    """Take away what the principal has handed over and is no task yet."""
+    return None if whom.is_everybody or whom.covers(row.owner_kind, row.owner_id) else row
+
+
 # The authorization server.
 
 
@@ -364,7 +370,7 @@ ERASE_RULES: dict[type[Struct], EraseRule] = {
     stored_webhooks.Webhook: erase_webhook, stored_webhooks.WebhookDelivery: erase_delivery,
     stored_webhooks.WebhookHead: erase_webhook_head, stored_types.DeclaredType: erase_declared_type,
     stored.Schedule: erase_schedule, stored.Bulk: erase_bulk, stored.Pauses: erase_pauses, stored.Key: erase_key,
-    stored_limits.Limit: erase_limit,
+    stored_limits.Limit: erase_limit, stored_handover.Handover: erase_handover,
     stored.Task: erase_task,
     stored.Account: erase_account, stored.Presence: erase_presence, stored_oauth.User: erase_user,
     stored_oauth.Consent: erase_consent, stored_oauth.Grant: erase_grant,

@@ -98,6 +98,14 @@ class ArchivingBackend(Protocol):
         """Confirm as that role that a segment of the archive is written; raises ArchiveUnavailable."""
 
 
+@runtime_checkable
+class HandoverBackend(Protocol):
+    """Applications hand work over in SQL, in a transaction of their own: rows of stored_handover.Handover."""
+
+    async def handover_tenants(self) -> list[str]:
+        """Return the tenants that have such rows, waiting or refused."""
+
+
 class Around:
     """Stands before a backend and answers as it does, but for what a subclass defines itself."""
 

@@ -39,4 +39,5 @@ class News(Struct, frozen=True):
     pauses: bool = False                                    # whether what is paused has changed
     outputs: tuple[str, ...] = ()                           # tasks with further output
     types: bool = False                                     # whether what is declared of types has changed
+    handed: bool = False                                    # whether an application has handed work over in SQL
     families: tuple[str, ...] = ()                          # tasks of which children have ended

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from asyncgate.parts.model import (
     stored_families,
+    stored_handover,
     stored_journal,
     stored_limits,
     stored_oauth,
@@ -750,8 +751,8 @@ class Erased(Struct, frozen=True):
 
 # A module with further kinds stands here, too.
 KIND_MODULES = [__name__, *(module.__name__ for module in (
-    stored_families, stored_journal, stored_limits, stored_oauth, stored_output, stored_types, stored_unique,
-    stored_webhooks))]
+    stored_families, stored_handover, stored_journal, stored_limits, stored_oauth, stored_output, stored_types,
+    stored_unique, stored_webhooks))]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
     CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
 RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -85,6 +86,7 @@ from asyncgate.parts.model.stored import (
     key_of,
 )
 from asyncgate.parts.model.stored_families import Cascade
+from asyncgate.parts.model.stored_handover import Handover
 from asyncgate.parts.model.stored_limits import Hold, Limit, RateUse, Turn
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.stored_output import OutputEntry
@@ -107,7 +109,7 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 
 # In these no row belongs to a tenant, and these indexes serve upkeep, which asks for all tenants at once, and whoever
 # shows a key, whose tenant is not known before it is found.
-TENANTLESS = {"meta", "migrations", "instances"}
+TENANTLESS = {"meta", "migrations", "instances", "enqueuers"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
 KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "steps", "outputs", "events",
@@ -147,9 +149,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
          for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues",
-                      "SELECT webhook_heads", "SELECT lanes", "SELECT limits", "SELECT holds", "SELECT cascades")}
+                      "SELECT webhook_heads", "SELECT lanes", "SELECT limits", "SELECT holds", "SELECT cascades",
+                      "SELECT handovers")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
-        | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
+        | {f"ALL {table} {{asyncgate_owner}}" for table in (*KEPT, "handovers")}
+        | {"ALL segments {asyncgate_archivist}"}
         | {f"SELECT {table} {{asyncgate_owner}}" for table in (
             "segments", "seal_heads", "obligations", "erasures", "erased")}),
     "no role of ours is strong": ("""
@@ -169,7 +173,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
         spell("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue "
-              "count_unanswered limit_depths cut_cascades")
+              "count_unanswered limit_depths cut_cascades handover_tenants")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
@@ -180,11 +184,12 @@ RULES: dict[str, tuple[str, set[str]]] = {
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
                        "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
-                       "erasures declared_types type_policies holds limits rate_uses turns cascades unique_keys")
+                       "erasures declared_types type_policies holds limits rate_uses turns cascades unique_keys "
+                       "handovers")
         | spell("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
                          "webhook_deliveries presences bulks declared_types outputs holds limits rate_uses turns "
-                         "cascades unique_keys")),
+                         "cascades unique_keys handovers")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -198,7 +203,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
              "states.lane states.priority states.ready states.held states.updated_at states.next_eligible_at",
              "queues.tenant_id queues.lane queues.type queues.queued queues.held queues.leased",
              "lanes.tenant_id lanes.lane lanes.pattern limits.tenant_id limits.name limits.stopped_until",
-             "holds.tenant_id holds.limit_name cascades.tenant_id cascades.task_id cascades.since")
+             "holds.tenant_id holds.limit_name cascades.tenant_id cascades.task_id cascades.since",
+             "handovers.tenant_id")
         | spell("asyncgate_sweeper UPDATE", "states.check_at")
         | spell("asyncgate_auth SELECT", "accounts.tenant_id accounts.suspended_at")
         | {f"asyncgate_auth SELECT api_keys.{name}" for name in ("tenant_id", *Key.__struct_fields__)}),
@@ -221,7 +227,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "only the look-ups across tenants and the ways to take rows away run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
-         "count_unanswered", "limit_depths", "cut_cascades",
+         "count_unanswered", "limit_depths", "cut_cascades", "handover_tenants",
+         "enqueue", "list_handovers", "retry_handover", "drop_handover",
          "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit", "amend_tasks",
          "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""
@@ -354,8 +361,9 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.declare_type(type=f"declared-{mark}", description=mark, payload_schema={"title": mark})
     await gate.as_admin().set_type_policy(on_mismatch="refuse")
     cut_off = Cascade("cut off", "agent", "ada", mark, gate.now())
-    await gate.engine.change(gate.tenant_id, lambda work: work.keep_record(cut_off),
-                             (Cascade, ("cut off",)))
+    handed = Handover("refused", "agent", "ada", "handed over", "{}", gate.now(), mark)
+    for row in (cut_off, handed):
+        await gate.engine.change(gate.tenant_id, partial(Work.keep_record, row=row), (type(row), key_of(row)))
     await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
     retried = await gate.leased(payload=mark, max_attempts=3, retry_backoff_seconds=600)
     await w1.fail(**under(retried), error=mark, retryable=True)
@@ -442,7 +450,7 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
 OVER = [Limit("over", "{}", 0.0, "agent", "ada"), Hold("over", "key", "task", 0.0), RateUse("over", "key", 0.0, 1.0),
         Turn("0", "{}", 0.0, "idle"), DeclaredType("over", "", None, None, 0.0),
         OutputEntry("over", "1", "chunk", "null", 0, 0.0), Cascade("over", "agent", "ada", None, 0.0),
-        UniqueKey("over", "task", 0.0)]
+        UniqueKey("over", "task", 0.0), Handover("refused", "agent", "ada", "over", "{}", 0.0)]
 
 
 async def keep_books(gate: Gate, mark: str) -> None:
@@ -1409,7 +1417,8 @@ async def test_a_function_without_its_tenant_still_finds_nothing_of_a_neighbour(
     async with connected(admin) as db:
         written = dict(await db.fetch("""
             SELECT proname, pg_get_functiondef(oid) FROM pg_proc
-            WHERE pronamespace = 'asyncgate'::regnamespace AND NOT prosecdef AND prosrc LIKE '%asyncgate.%'"""))
+            WHERE pronamespace = 'asyncgate'::regnamespace AND NOT prosecdef AND prosrc LIKE '%asyncgate.%'
+                AND has_function_privilege('asyncgate_app', oid, 'EXECUTE')"""))
         assert written.keys() == CALLS.keys()
         for name, text in written.items():
             call = CALLS[name].format_map(neighbour.shared)

@@ -51,6 +51,7 @@ from asyncgate.parts.model.stored import (
     export_key,
 )
 from asyncgate.parts.model.stored_families import Cascade
+from asyncgate.parts.model.stored_handover import Handover
 from asyncgate.parts.model.stored_unique import UniqueKey
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
@@ -151,6 +152,7 @@ async def keep_books(gate: Gate) -> None:
         keep_webhooks(work, WILD)
         work.keep_record(Cascade(told, "agent", "ada", WILD, work.now))
         work.keep_record(UniqueKey("d", told, work.now))
+        work.keep_record(Handover("refused", "agent", f"ada {ODD}", "h", "{}", work.now, WILD))
         work.keep_record(UsageHead(300))
         work.keep_record(UsageEvent("000000000000", WILD, 0, 300, tasks=1))
     await gate.backend.transact(gate.tenant_id, Needs(), store)

@@ -57,6 +57,13 @@ CREATE TABLE asyncgate.meta (
 INSERT INTO asyncgate.meta
 VALUES ('cursor_key', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
 
+CREATE TABLE asyncgate.enqueuers (          -- roles of applications that may hand work over; only the owner reads and writes it
+    role_name       text PRIMARY KEY,       -- of a login
+    for_tenant      uuid NOT NULL,          -- in which tenant
+    principal_kind  asyncgate.id NOT NULL,  -- as whom
+    principal_id    asyncgate.id NOT NULL   -- that principal's id
+);
+
 CREATE TABLE asyncgate.instances (          -- the gate processes; each also holds an advisory lock while it lives
     instance_id     asyncgate.id PRIMARY KEY,   -- its name, in receipts and on tasks
     since           timestamptz NOT NULL DEFAULT now(),     -- when it was first seen
@@ -236,6 +243,7 @@ ALTER TABLE asyncgate.meters SET (fillfactor = 50);
 ALTER TABLE asyncgate.traffic SET (fillfactor = 50);
 ALTER TABLE asyncgate.obligations SET (autovacuum_vacuum_scale_factor = 0.02);
 ALTER TABLE asyncgate.outbox SET (autovacuum_vacuum_scale_factor = 0.02);
+ALTER TABLE asyncgate.handovers SET (autovacuum_vacuum_scale_factor = 0.02);
 CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);     -- begins with the id, which says whose it is
 CREATE INDEX schedules_owner ON asyncgate.schedules (tenant_id, owner_kind, owner_id, schedule_id)
     WHERE owner_kind IS NOT NULL;       -- always so: without it a small table is searched by id through this index
@@ -312,6 +320,10 @@ BEGIN
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I FOR SELECT TO asyncgate_owner '
                        'USING (tenant_id = (SELECT asyncgate.tenant()))', name);
     END LOOP;
+    -- What an application hands over: the rows of the principal as which the session's own role does.
+    CREATE POLICY handing_over ON asyncgate.handovers TO asyncgate_owner USING (EXISTS (
+        SELECT FROM asyncgate.enqueuers AS e WHERE e.role_name = session_user AND e.for_tenant = tenant_id
+        AND e.principal_kind = owner_kind AND e.principal_id = owner_id));
     EXECUTE format('CREATE POLICY archivist ON asyncgate.segments TO asyncgate_archivist %s', own);
 END $$;
 
@@ -342,6 +354,8 @@ CREATE POLICY sweep ON asyncgate.limits FOR SELECT TO asyncgate_sweeper USING (t
 CREATE POLICY sweep ON asyncgate.holds FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.cascades FOR SELECT TO asyncgate_sweeper USING (true);
 GRANT SELECT (tenant_id, task_id, since) ON asyncgate.cascades TO asyncgate_sweeper;
+CREATE POLICY sweep ON asyncgate.handovers FOR SELECT TO asyncgate_sweeper USING (true);
+GRANT SELECT (tenant_id) ON asyncgate.handovers TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, lane, pattern) ON asyncgate.lanes TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, name, stopped_until) ON asyncgate.limits TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, limit_name) ON asyncgate.holds TO asyncgate_sweeper;
@@ -546,6 +560,19 @@ CREATE FUNCTION asyncgate.cut_cascades(before float8, most int) RETURNS TABLE (t
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT c.tenant_id, c.task_id::text FROM asyncgate.cascades AS c WHERE c.since <= before ORDER BY c.since LIMIT most
+$$;
+
+-- Tenants in which something is handed over, waiting or refused.
+CREATE FUNCTION asyncgate.handover_tenants() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE tenants AS (
+        (SELECT h.tenant_id FROM asyncgate.handovers AS h ORDER BY h.tenant_id LIMIT 1)
+        UNION ALL
+        SELECT (SELECT h.tenant_id FROM asyncgate.handovers AS h WHERE h.tenant_id > t.tenant_id
+                ORDER BY h.tenant_id LIMIT 1)
+        FROM tenants AS t WHERE t.tenant_id IS NOT NULL)
+    SELECT t.tenant_id FROM tenants AS t WHERE t.tenant_id IS NOT NULL
 $$;
 
 CREATE FUNCTION asyncgate.find_key(wanted text)
@@ -809,6 +836,107 @@ CREATE TRIGGER erasures_stay BEFORE UPDATE ON asyncgate.erasures FOR EACH ROW WH
     EXECUTE FUNCTION asyncgate.refuse_change();
 
 
+-- Applications whose tables lie in the same database hand work over in their own transaction.  What they may is to call
+-- these functions: a function runs as the owner, and the policy shows it the rows of the principal as which the session's
+-- own role hands over (session_user: SET ROLE does not change it), nothing else.
+
+CREATE FUNCTION asyncgate.allow_enqueue(login text, tenant uuid, kind text, id text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF kind NOT IN ('agent', 'worker', 'service', 'human') OR id = '' THEN
+        RAISE 'a role hands work over as an agent, a worker, a service or a human with an id, and not as % %', kind, id
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO asyncgate.enqueuers VALUES (login, tenant, kind, id) ON CONFLICT (role_name) DO UPDATE
+    SET for_tenant = excluded.for_tenant, principal_kind = excluded.principal_kind, principal_id = excluded.principal_id;
+    EXECUTE format('GRANT USAGE ON SCHEMA asyncgate TO %I', login);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION asyncgate.enqueue(jsonb), asyncgate.list_handovers(), '
+                   'asyncgate.retry_handover(text, jsonb), asyncgate.drop_handover(text) TO %I', login);
+END $$;
+REVOKE ALL ON FUNCTION asyncgate.allow_enqueue(text, uuid, text, text) FROM PUBLIC;
+
+CREATE FUNCTION asyncgate.check_handover(request jsonb) RETURNS void LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF jsonb_typeof(request) IS DISTINCT FROM 'object' OR jsonb_typeof(request -> 'type') IS DISTINCT FROM 'string' THEN
+        RAISE 'a request is an object with the fields of create_task: {"type": …, "payload": …}'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(request::text) > 1048576 THEN
+        RAISE 'a request has 1048576 bytes at most, and this one has %', octet_length(request::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store the payload elsewhere, and hand over payload_pointer.';
+    END IF;
+END $$;
+
+-- Hand over a task: it is created soon after the commit, and only then.  Returns its idempotency key.
+CREATE FUNCTION asyncgate.enqueue(request jsonb) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    who asyncgate.enqueuers;
+    id text := lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000000)::bigint), 14, '0')
+               || '-' || replace(gen_random_uuid()::text, '-', '');
+BEGIN
+    SELECT * INTO who FROM asyncgate.enqueuers AS e WHERE e.role_name = session_user;
+    IF NOT FOUND THEN
+        RAISE 'the role % may not hand work over: the owner of the gate''s tables calls asyncgate.allow_enqueue for it',
+            session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    PERFORM asyncgate.check_handover(request);
+    INSERT INTO asyncgate.handovers (tenant_id, stage, owner_kind, owner_id, handover_id, request, at)
+    VALUES (who.for_tenant, 'waiting', who.principal_kind, who.principal_id, id, request::text,
+            extract(epoch FROM clock_timestamp())::float8);
+    PERFORM asyncgate.call_courier(who.for_tenant);
+    RETURN coalesce(request ->> 'idempotency_key', id);
+END $$;
+
+-- Wake the gates when this transaction commits.
+CREATE FUNCTION asyncgate.call_courier(tenant uuid) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_notify('asyncgate', json_build_object('sender', '', 'news', json_build_array(
+        json_build_object('tenant_id', tenant, 'handed', true)))::text)
+$$;
+
+-- What the calling role has handed over and is no task yet; with its problem, if the gate refuses it for good.
+CREATE FUNCTION asyncgate.list_handovers()
+RETURNS TABLE (handover_id text, handed_over_at timestamptz, request jsonb, problem text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT h.handover_id::text, to_timestamp(h.at), h.request::jsonb, h.problem
+    FROM asyncgate.handovers AS h ORDER BY h.handover_id
+$$;
+
+-- Hand over a refused one again, perhaps mended; returns whether there is one.
+CREATE FUNCTION asyncgate.retry_handover(id text, mended jsonb DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid;
+BEGIN
+    IF mended IS NOT NULL THEN
+        PERFORM asyncgate.check_handover(mended);
+    END IF;
+    UPDATE asyncgate.handovers AS h
+    SET stage = 'waiting', problem = NULL, request = coalesce(mended::text, h.request)
+    WHERE h.stage = 'refused' AND h.handover_id = id RETURNING h.tenant_id INTO tenant;
+    IF FOUND THEN
+        PERFORM asyncgate.call_courier(tenant);
+    END IF;
+    RETURN FOUND;
+END $$;
+
+-- Drop a refused one; returns whether there was one.
+CREATE FUNCTION asyncgate.drop_handover(id text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    DELETE FROM asyncgate.handovers AS h WHERE h.stage = 'refused' AND h.handover_id = id;
+    RETURN FOUND;
+END $$;
+
+
 -- Who may call the functions, and as which role they run.  The functions that read across tenants get the roles that
 -- may; only for this step may these roles create objects here.
 
@@ -834,6 +962,7 @@ ALTER FUNCTION asyncgate.count_overdue(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.count_unanswered(int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.limit_depths(int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.cut_cascades(float8, int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.handover_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.find_key(text) OWNER TO asyncgate_auth;
 SET LOCAL ROLE asyncgate_owner;
 REVOKE CREATE ON SCHEMA asyncgate FROM asyncgate_sweeper, asyncgate_auth;

@@ -19,8 +19,7 @@ import psycopg
 import pytest
 
 from asyncgate.clients.http import Http
-from asyncgate.conformance.plugin import MISSING
-from asyncgate.conformance.postgres_server import Cluster, find_programs
+from asyncgate.conformance.postgres_server import Cluster
 from asyncgate.extras import outbox
 from asyncgate.extras.outbox.relay import OutboxRelay, open_outbox
 from tests.support.patience import PATIENCE_SECONDS
@@ -47,15 +46,6 @@ def shop(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
         outbox.create_table(db)
         db.commit()
         yield path, db
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Return a Postgres of this test alone."""
-    if find_programs() is None:
-        pytest.skip(MISSING)
-    with Cluster() as running:
-        yield running
 
 
 def order(db: sqlite3.Connection, number: int) -> None:

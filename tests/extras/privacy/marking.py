@@ -13,6 +13,7 @@ from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.verify_erasures import read_all
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.stored import Bulk, Claimed, Entry, Key, Outgoing, Presence, Schedule
+from asyncgate.parts.model.stored_handover import Handover
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, SignInLink, User
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookHead
 from asyncgate.parts.receipts import archive
@@ -164,6 +165,7 @@ def keep_books(work: Work, marks: Marks) -> None:
                              "active", str(marks), work.now, f"agent {ADA}", work.now, task_id="task-1",
                              headers=str(marks)))
     work.keep_record(WebhookHead(1, 1))
+    work.keep_record(Handover("refused", "agent", ADA, "1", f'{{"type":"{marks}"}}', 0.0, "not a request"))
 
 
 def keep_people(work: Work, marks: Marks, tenant: str) -> None:
