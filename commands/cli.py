@@ -51,7 +51,7 @@ SECTIONS = {
                    "usage"),
     "Do the work": ("worker", "scheduler", "relay", "permission-prompt"),
     "Maintain a gate": ("doctor", "receipts", "archive", "export", "verify", "reconcile", "rebuild", "backup",
-                        "restore", "copy", "clean-payloads", "conformance", "bench", "bench-server"),
+                        "restore", "copy", "clean-payloads", "conformance", "torture", "bench", "bench-server"),
 }
 
 
@@ -63,6 +63,7 @@ MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "
            "login-link": "commands.login_link",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
            "bulk": "commands.bulk", "usage": "commands.usage",
+           "torture": "commands.torture",
            "bench": "commands.bench.command", "bench-server": "commands.bench.command",
            "docs": "commands.docs", "skill": "commands.skill"}
 MODULES = {name: f"asyncgate.{module}" for name, module in MODULES.items()} | {

@@ -10,7 +10,7 @@ harness.py the gate that tests call.
 
 The invariants, and the tests that check them:
 
-    I1   an acknowledged task is never lost                     test_crash, test_batches, test_races
+    I1   an acknowledged task is never lost                     test_torture, test_batches, test_races
     I2   a task has at most one live lease                      test_races, test_claim
     I3   fences rise by one with every lease                    test_leases, test_races
     I4   only the holder of the live lease moves a task         test_leases, test_fail, test_permissions

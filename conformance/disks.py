@@ -19,6 +19,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -42,13 +43,11 @@ from asyncgate import Needs, Work
 from asyncgate.backends import open_backend, sqlite
 from asyncgate.conformance import history
 from asyncgate.conformance.harness import Gate, settings_for_tests
-from asyncgate.conformance.load import TENANT, Client, Load, finish_cascades
+from asyncgate.conformance.load import TENANT, Client, Straight, StraightLoad, finish_cascades
 from asyncgate.conformance.plugin import make_empty_file
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model import errors
-from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.operations import OPERATIONS
 
 SOURCE = Path(__file__).with_suffix(".c")
 RECORD_HEAD = struct.Struct("<IIQqqq")
@@ -80,6 +79,8 @@ FAULT_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 WAYS = list(product(FAULTY_CALLS, FAULTY_FILES, FAULT_ERRORS, FAULT_TIMES, Harm))
 # What is copied out of the log in parts is lost with the fsync behind it, if the kernel forgets it.
 COPYING = [(1 << Did.SYNC, "gate.db", errno.EIO, times, Harm.LOST) for times in (1, 2)]
+# What was asked of a gate that started before: its file may have that, too.
+FIRST_USE = history.Call(tenant=TENANT, operation="create_task", ask={}, started=0.0, ended=math.inf)
 REASONS = (*map(os.strerror, FAULT_ERRORS), "disk I/O error", "disk is full", "unable to open database file",
            "did not open it for writing")
 
@@ -160,48 +161,37 @@ class Shim:
         return int(self.library.disk_failures())
 
 
-class Straight(Client):
-    """A client in the process of the gate: its answers are on the record at the moment when it has them."""
+class Noted(Straight):
+    """A client whose answers are on the record at the moment when it has them."""
 
     load: DiskLoad
+    number = 0
 
-    async def ask(self, operation: str, **ask: Any) -> history.Call:
-        """Perform an operation; what another error than a refusal leaves is unknown."""
-        load, fields = self.load, self.request(operation, ask)[2] if operation != "health" else {}
-        call = history.Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
-        load.numbers += 1
-        number = load.numbers
-        load.shim.note(call, number)
-        try:
-            reply = await load.gate.perform(OPERATIONS[operation], **fields)
-            call.reply = json.loads(encode_json(reply))
-        except errors.GateError as refusal:
-            call.error = refusal.code
-        except Exception as error:
-            load.unexpected.append(repr(error))
-        call.ended = time.time()
-        load.shim.note(call, number)
+    def begin(self, call: history.Call) -> None:
+        """Write a call into the trace."""
+        self.load.numbers += 1
+        self.number = self.load.numbers
+        self.load.shim.note(call, self.number)
+
+    def end(self, call: history.Call) -> None:
+        """Write its answer into the trace."""
+        self.load.shim.note(call, self.number)
         self.write(call)
-        return call
 
 
-class DiskLoad(Load):
+class DiskLoad(StraightLoad):
     """The clients of the crash tests, and one that asks for the health and has batches refused."""
 
     def __init__(self, gate: Gate, shim: Shim, seed: str) -> None:
-        self.gate, self.shim, self.up, self.tenant, self.port = gate, shim, asyncio.Event(), TENANT, 0
-        self.up.set()
-        super().__init__(self, 0, workers=3)
+        super().__init__(gate, 0, workers=3)
+        self.shim, self.now = shim, time.time
         self.random, self.numbers = random.Random(seed), random.Random(seed).randrange(10**9) * 1000
         self.agents = [f"a{n}-{seed}" for n in range(2)]        # a life's own: they begin without keys and cursors
-        self.unexpected: list[str] = []
 
-    def client(self, by: str) -> Straight:
+    def client(self, by: str) -> Client:
         """Return a client of this load."""
-        client = Straight(self, by, self.write)
-        client.load = self
-        self.clients.append(client)
-        return client
+        self.clients.append(Noted(self, by))
+        return self.clients[-1]
 
     async def probe(self) -> None:
         """Ask for the health, and have batches refused, again and again."""
@@ -587,7 +577,7 @@ class Rounds:
             fill_folder(left, disk.cut(draw))
             self.counts["cuts"] += 1
             self.counts["cuts during a start"] += 1
-            self.blame(f"{name}, and again @{last}", judge(left, calls))
+            self.blame(f"{name}, and again @{last}", judge(left, [*calls, FIRST_USE]))
 
 
 def describe_rounds(rounds: Rounds, began: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -89,19 +89,24 @@ class Stored(Struct):
 
 async def read_stored(backend: Any) -> dict[str, Stored]:
     """Read everything in a backend, by tenant."""
-    stored_rows = {}
-    for tenant_id in await backend.tenants():
-        rows: dict[type[Struct], Any] = {
-            table: [row async for row in walk_rows(backend, tenant_id, queries.Rows(table))] for table in STORED}
-        stored_rows[tenant_id] = Stored(
-            {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
-            {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
-            {row.receipt_id for row in rows[stored.Obligation]},
-            {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]),
-            {row.task_id: row for row in rows[stored.Progress]},
-            {(row.limit_name, row.limit_key, row.task_id) for row in rows[stored_limits.Hold]},
-            group_entries(rows[stored_output.OutputEntry]))
-    return stored_rows
+    return {tenant_id: assemble(await read_checked_rows(backend, tenant_id)) for tenant_id in await backend.tenants()}
+
+
+async def read_checked_rows(backend: Any, tenant_id: str) -> dict[type[Struct], list[Any]]:
+    """Read everything of a tenant that is checked, by kind."""
+    return {kind: [row async for row in walk_rows(backend, tenant_id, queries.Rows(kind))] for kind in STORED}
+
+
+def assemble(rows: Mapping[type[Struct], list[Any]]) -> Stored:
+    """Return the final state of a tenant with these rows."""
+    return Stored(
+        {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
+        {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
+        {row.receipt_id for row in rows[stored.Obligation]},
+        {row.bulk_id: row for row in rows[stored.Bulk]}, group_steps(rows[stored_journal.RecordedStep]),
+        {row.task_id: row for row in rows[stored.Progress]},
+        {(row.limit_name, row.limit_key, row.task_id) for row in rows[stored_limits.Hold]},
+        group_entries(rows[stored_output.OutputEntry]))
 
 
 def group_steps(rows: list[stored_journal.RecordedStep]) -> dict[str, dict[int, stored_journal.RecordedStep]]:
@@ -120,8 +125,8 @@ def group_entries(rows: list[stored_output.OutputEntry]) -> dict[str, list[store
     return entries
 
 
-def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
-    """Describe each violation of an invariant by a history."""
+def violations(calls: list[Call], final: dict[str, Stored], names: Set[str] = frozenset()) -> list[str]:
+    """Describe each violation of an invariant by a history; of some invariants only, if they are named."""
     calls = sorted(calls, key=lambda call: call.ended)
     checks: tuple[Callable[[History], Iterator[str]], ...] = (
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
@@ -129,10 +134,10 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
         History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
         History.pauses, History.limits, History.parks, History.steps, History.bulks, History.priorities,
         History.questions, History.answers, History.families, History.cascades, History.outputs,
-        History.unique)
+        History.unique, History.creations)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
-    return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
-            for history in histories for check in checks for wrong in check(history)]
+    return [f"{name}: {wrong}" for history in histories for check in checks
+            if (name := check.__name__.partition("_")[0].upper()) in (names or {name}) for wrong in check(history)]
 
 
 class Held(Struct):
@@ -382,6 +387,18 @@ class History:
         keys = Counter((task.owner_kind, task.owner_id, task.idempotency_key)
                        for task in self.end.tasks.values() if task.idempotency_key)
         yield from (f"{count} tasks of {key[1]} have the key {key[2]}" for key, count in keys.items() if count > 1)
+
+    def creations(self) -> Iterator[str]:
+        """No task was created that nobody asked for; what bulks run again, they tell themselves."""
+        calls = [call for call in self.calls if call.operation in ("create_task", "rerun_task")
+                 and (call.reply is not None or call.unknown)]
+        keys = [call.ask.get("idempotency_key") for call in calls]
+        keyless = [task.task_id for task in self.end.tasks.values()
+                   if not task.idempotency_key and "rerun_of" not in json.loads(task.terms or "{}")]
+        yield from (f"task {task.task_id} has the key {task.idempotency_key}, which nobody gave"
+                    for task in self.end.tasks.values() if task.idempotency_key and task.idempotency_key not in keys)
+        if len(keyless) > (asked := len(keys) - sum(map(bool, keys))):
+            yield f"{len(keyless)} tasks have no key, such as {keyless[-1]}, and {asked} were asked for"
 
     def i11_tenants(self) -> Iterator[str]:
         """I11: no answer or receipt refers to another tenant."""

@@ -18,12 +18,16 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from asyncgate import Engine
-from asyncgate.conformance.harness import are_here
+from asyncgate.conformance.harness import Gate, are_here
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.parts.model import errors
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around
+from asyncgate.parts.operations import OPERATIONS
 
 KEY = "a-secret-of-the-crash-tests"
+HASTY_GATE: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
 TENANT = "00000000-0000-0000-0000-000000000000"
 SERVE = "from asyncgate import main; main()"
 ARTIFACTS = [{"uri": "file:///out"}]
@@ -174,6 +178,55 @@ async def serving(database: str, *, first: str = "", command: str = "serve",
         await server.stop(signal.SIGKILL)
 
 
+class Fleet:
+    """Several servers that look like one to a client, which uses any live one."""
+
+    def __init__(self, servers: list[GateServer], seed: int) -> None:
+        self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
+        self.up = asyncio.Event()
+        self.up.set()
+
+    @property
+    def port(self) -> int:
+        """Return the port of a server that should be live."""
+        return self.random.choice(self.living or self.servers).port
+
+    @property
+    def living(self) -> list[GateServer]:
+        """Return the servers that should be live."""
+        return [server for server in self.servers if server.up.is_set()]
+
+    async def kill_one(self) -> None:
+        """Kill one of the servers and restart it."""
+        await self.kill(self.random.randrange(len(self.servers)))
+
+    async def kill(self, number: int, tries: int = 1) -> None:
+        """Kill a server and restart it, as often as a supervisor would where its database fails just then."""
+        server = self.servers[number]
+        if self.living == [server]:
+            self.up.clear()
+        assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
+        for attempt in range(tries):
+            try:
+                await server.start()
+                break
+            except RuntimeError:
+                if attempt == tries - 1:
+                    raise
+        self.up.set()
+
+
+@contextlib.asynccontextmanager
+async def fleet(database: str, seed: int, count: int, first: str = "", **settings: Any) -> AsyncIterator[Fleet]:
+    """Serve a database from several processes; half of them keep their name after a crash, the others get a new one."""
+    async with contextlib.AsyncExitStack() as stack:
+        own, run = own_tenant(), uuid.uuid4().hex[:8]       # other tests may use the same database
+        names: list[dict[str, Any]] = [{"instance_id": f"gate-{run}-{n}"} if n % 2 else {} for n in range(count)]
+        servers = [await stack.enter_async_context(serving(database, first=first, **settings, **own, **name))
+                   for name in names]
+        yield Fleet(servers, seed)
+
+
 class Client:
     """A client with one connection, which records all its calls."""
 
@@ -247,6 +300,39 @@ class Client:
                 await writer.wait_closed()
 
 
+class Straight(Client):
+    """A client in the process of the gate."""
+
+    def __init__(self, load: StraightLoad, by: str) -> None:
+        super().__init__(load, by, load.write)
+        self.load = load
+
+    async def ask(self, operation: str, **ask: Any) -> Call:
+        """Perform an operation; what another error than a refusal leaves is unknown, and so is a lost reply."""
+        load, fields = self.load, self.request(operation, ask)[2] if operation != "health" else {}
+        call = Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=load.now(), ended=0.0)
+        self.begin(call)
+        try:
+            reply = await load.gate.perform(OPERATIONS[operation], **fields)
+            if not load.losing or load.random.random() >= load.losing:
+                call.reply = json.loads(encode_json(reply))
+        except errors.GateError as refusal:
+            call.error = refusal.code
+        except Exception as error:
+            load.unexpected.append(repr(error))
+        finally:        # also of a call that is canceled
+            call.ended = load.now()
+            self.end(call)
+        return call
+
+    def begin(self, call: Call) -> None:
+        """Take note of a call that begins."""
+
+    def end(self, call: Call) -> None:
+        """Take note of a call that has ended."""
+        self.write(call)
+
+
 class Load:
     """Agents, workers and a reader that use a server until told to stop."""
 
@@ -256,6 +342,7 @@ class Load:
         self.number = 0
         self.stopping = False
         self.made: list[str] = []
+        self.now: Callable[[], float] = time.time
         self.clients: list[Client] = []
         self.goal, self.reached = 0, asyncio.Event()
 
@@ -428,7 +515,7 @@ class Load:
         client, draw = self.client("o1"), self.random
         while not self.stopping:
             target = draw.choice(TARGETS)
-            until = datetime.fromtimestamp(time.time() + draw.choice([0.05, 60.0]), UTC).isoformat()
+            until = datetime.fromtimestamp(self.now() + draw.choice([0.05, 60.0]), UTC).isoformat()
             await client.insist(draw.choice(["pause_work", "drain_work"]), **target, until=until)
             await asyncio.sleep(0.2 * draw.random())
             await client.insist("resume_work", **target)
@@ -470,3 +557,20 @@ class Load:
             else:
                 await self.server.up.wait()
                 await asyncio.sleep(0.01)
+
+
+class StraightLoad(Load):
+    """The clients of a gate in this process, which go by its clock."""
+
+    def __init__(self, gate: Gate, seed: int, agents: int = 3, workers: int = 6) -> None:
+        self.gate, self.up, self.tenant, self.port = gate, asyncio.Event(), TENANT, 0
+        self.up.set()
+        super().__init__(self, seed, agents, workers)
+        self.now = gate.now
+        self.unexpected: list[str] = []
+        self.losing = 0.0       # the share of replies that get lost
+
+    def client(self, by: str) -> Client:
+        """Return a client of this load."""
+        self.clients.append(Straight(self, by))
+        return self.clients[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -13,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import is_shared, open_backend
-from asyncgate.conformance.history import Call, read_stored, violations
+from asyncgate.backends import is_shared
+from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
-from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, finish_cascades, own_tenant, serving
+from asyncgate.conformance.load import HASTY_GATE, Client, GateServer, Load, fleet, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
-from asyncgate.conformance.verify import verify
+from asyncgate.conformance.torture import wrong_with
 
 pytestmark = pytest.mark.anyio
-PROCESSES, TASKS_PER_ROUND = 4, 200
-TRACE_LINES = 60        # of a traceback, behind the line that says what failed
-HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
+PROCESSES = 4
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,40 +34,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return database_of(request.param, request.config, tmp_path)
 
 
-TRACE_LINES = 60        # of a traceback, behind the line that says what failed
-
-
-class Fleet:
-    """Several servers that look like one to a client, which uses any live one."""
-
-    def __init__(self, servers: list[GateServer], seed: int) -> None:
-        self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
-        self.up = asyncio.Event()
-        self.up.set()
-
-    @property
-    def port(self) -> int:
-        """Return the port of a server that should be live."""
-        living = [server for server in self.servers if server.up.is_set()]
-        return self.random.choice(living or self.servers).port
-
-    async def kill_one(self) -> None:
-        """Kill one of the servers and restart it."""
-        server = self.random.choice(self.servers)
-        assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
-        await server.start()
-
-
-@asynccontextmanager
-async def fleet(database: str, seed: int, **settings: Any) -> AsyncIterator[Fleet]:
-    """Serve a database from several processes; half of them keep their name after a crash, the others get a new one."""
-    async with AsyncExitStack() as stack:
-        own, run = own_tenant(), uuid.uuid4().hex[:8]       # other tests may use the same database
-        names: list[dict[str, Any]] = [{"instance_id": f"gate-{run}-{n}"} if n % 2 else {} for n in range(PROCESSES)]
-        servers = [await stack.enter_async_context(serving(database, **settings, **own, **name)) for name in names]
-        yield Fleet(servers, seed)
-
-
 async def started(client: Client, call: Coroutine[Any, Any, Call]) -> asyncio.Task[Call]:
     """Start a waiting call; its server has received it once a later call was answered."""
     task = asyncio.create_task(call)
@@ -81,29 +44,8 @@ async def started(client: Client, call: Coroutine[Any, Any, Call]) -> asyncio.Ta
     return task
 
 
-async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
-        database: str, rounds: int, record_property: Any) -> None:
-    seed, kills = random.randrange(2**32), 0
-    async with fleet(database, seed, **HASTY) as gates, aclosing(Load(gates, seed, 8, 23)) as load:
-        async with load.running():
-            while len(load.made) < rounds * TASKS_PER_ROUND or kills < rounds:
-                _, killed = await asyncio.gather(asyncio.sleep(1.0), gates.kill_one())
-                kills += killed is None
-        statuses = [await server.stop(signal.SIGTERM) for server in gates.servers]
-
-    wrong = await wrong_with(database, load)
-    unanswered = sum(call.unknown for call in load.calls)
-    numbers = f"{kills} kills, {len(load.calls)} operations, {unanswered} unanswered, {len(load.made)} tasks"
-    record_property("crashes", numbers)
-    print(numbers)
-    assert [server.lines[at:at + TRACE_LINES] for server in gates.servers
-            for at, line in enumerate(server.lines) if " ERROR " in line] == []
-    assert wrong == [], f"seed {seed}"
-    assert statuses == [0] * PROCESSES
-
-
 async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_another(database: str) -> None:
-    async with fleet(database, 0, **HASTY) as gates, AsyncExitStack() as clients:
+    async with fleet(database, 0, PROCESSES, **HASTY_GATE) as gates, AsyncExitStack() as clients:
         held = []
         for number, server in enumerate(gates.servers):     # each grants one lease, so each owns one
             client = await clients.enter_async_context(aclosing(Client(server, f"w{number}")))
@@ -122,7 +64,7 @@ async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_
 
 
 async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_out(database: str) -> None:
-    async with fleet(database, 0, lease_sweep_interval_seconds=60) as gates, AsyncExitStack() as clients:
+    async with fleet(database, 0, PROCESSES, lease_sweep_interval_seconds=60) as gates, AsyncExitStack() as clients:
         agent, worker, heir = [await clients.enter_async_context(aclosing(Client(server, name)))
                                for server, name in zip(gates.servers, ("a1", "w1", "w2"), strict=False)]
         await agent.ask("create_task", type="demo", payload=None)
@@ -137,8 +79,8 @@ async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_o
 
 
 async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -> None:
-    settings = {**HASTY, "database.poll_seconds": 3600}
-    async with fleet(database, 0, **settings) as gates, AsyncExitStack() as clients:
+    settings = {**HASTY_GATE, "database.poll_seconds": 3600}
+    async with fleet(database, 0, PROCESSES, **settings) as gates, AsyncExitStack() as clients:
         agent, worker, reader, other = [await clients.enter_async_context(aclosing(Client(server, name)))
                                         for server, name in zip(gates.servers, ("a1", "w1", "a1", "a1"), strict=True)]
         claim = await started(worker, worker.ask("lease_next", wait_seconds=30))
@@ -174,7 +116,7 @@ async def two(database: str) -> AsyncIterator[tuple[Load, list[GateServer], list
     """Serve from two processes; return also a client of each, that may do anything."""
     own = own_tenant()
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serving(database, **HASTY, **own)) for _ in range(2)]
+        servers = [await stack.enter_async_context(serving(database, **HASTY_GATE, **own)) for _ in range(2)]
         load = await stack.enter_async_context(aclosing(Load(servers[0], 0)))
         yield load, servers, [await stack.enter_async_context(aclosing(Client(server, "w1", load.write)))
                               for server in servers]
@@ -185,17 +127,6 @@ async def answered(client: Client, operation: str, **ask: Any) -> dict[str, Any]
     call = await client.ask(operation, **ask)
     assert call.reply is not None, call
     return call.reply
-
-
-async def wrong_with(database: str, load: Load) -> list[str]:
-    """Return what the history checker and verify find."""
-    backend = await open_backend(database)
-    try:
-        own = OneTenant(backend, load.server.tenant)
-        await finish_cascades(own)
-        return violations(load.calls, await read_stored(own)) + (await verify(own)).problems
-    finally:
-        await backend.close()
 
 
 @pytest.mark.parametrize("target", [{"type": "demo"}, {"type": "demo", "capabilities": []}, {"worker": "w1"},
@@ -271,8 +202,8 @@ async def test_a_bulk_that_begins_at_a_process_that_is_killed_goes_on_at_the_oth
 
 @pytest.mark.parametrize("notify", ["true", "false"])
 async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database: str, notify: str) -> None:
-    settings = {**HASTY, "database.poll_seconds": 0.2, "database.notify": notify}
-    async with fleet(database, 0, **settings) as gates, AsyncExitStack() as clients:
+    settings = {**HASTY_GATE, "database.poll_seconds": 0.2, "database.notify": notify}
+    async with fleet(database, 0, PROCESSES, **settings) as gates, AsyncExitStack() as clients:
         workers = [await clients.enter_async_context(aclosing(Client(gates.servers[n % PROCESSES], f"w{n}")))
                    for n in range(12)]
         agent = await clients.enter_async_context(aclosing(Client(gates.servers[0], "a1")))
@@ -287,8 +218,8 @@ async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database:
 
 async def test_a_living_name_is_refused_and_a_dead_one_is_not(database: str) -> None:
     name = f"gate-{uuid.uuid4().hex[:8]}"
-    async with serving(database, instance_id=name, **HASTY, **own_tenant()) as first:
-        twin = GateServer(database, instance_id=name, **HASTY)
+    async with serving(database, instance_id=name, **HASTY_GATE, **own_tenant()) as first:
+        twin = GateServer(database, instance_id=name, **HASTY_GATE)
         with pytest.raises(RuntimeError, match=f"another process runs as {name}"):
             await twin.start()
         async with aclosing(Client(first, "a1")) as client:

@@ -28,11 +28,11 @@ from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import APP, Cluster, connected, find_programs, free_port
+from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 POLL_SECONDS = 0.02

@@ -19,11 +19,11 @@ from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs, free_port
+from asyncgate.conformance.proxy import Proxy
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow
 from asyncgate.parts.model.settings import DatabaseSettings
 from tests.backends.test_postgres_faults import HASTY, SOON, codes, first_success, opened, until, wrong_with
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"

@@ -33,6 +33,7 @@ from asyncgate.conformance.history import Call, read_stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, finish_cascades, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
+from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.verify import verify
 from asyncgate.extras.ledger.calls import Calls
 from asyncgate.parts.model.database import LastingBackend
@@ -41,7 +42,6 @@ from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.process.outgoing import make_client
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 POLL_SECONDS = 0.02

@@ -545,7 +545,7 @@ def test_usage_is_a_table_json_or_csv(run: Run, kind: str) -> None:
 
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
 NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "new", "openapi", "permission-prompt",
-             "relay", "scheduler", "serve", "skill", "top", "worker"}
+             "relay", "scheduler", "serve", "skill", "top", "torture", "worker"}
 
 
 def test_every_command_that_answers_can_answer_in_json() -> None:

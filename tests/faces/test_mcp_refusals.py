@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from asyncgate.conformance.proxy import Proxy
 from tests.support.identity_tools import OTHER, House, mcp_call, security, tiers
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 

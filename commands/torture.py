@@ -1,0 +1,122 @@
+"""`asyncgate torture`: kill and cut off real gates under load, and judge the history of what their clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from asyncgate.conformance.evidence import TortureReport
+    from asyncgate.conformance.torture import Fault, Round
+
+FAULTS = "kill, pause, restart, commit, disk, power"
+
+
+def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read a list of faults such as kill,pause."""
+    names = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if wrong := [name for name in names if name not in FAULTS.split(", ")]:
+        raise click.BadParameter(f"there is no fault {wrong[0]}; there are {FAULTS}")
+    return names
+
+
+@click.command(epilog="Example: asyncgate torture sqlite: postgres: --rounds 20 --report evidence")
+@click.argument("urls", metavar="[URL]...", nargs=-1)
+@click.option("--rounds", type=click.IntRange(1), help="How many rounds of each database; default 5.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.0,
+              help="Begin no round of a database after this time; without --rounds as many as fit.")
+@click.option("--faults", callback=read_faults, default="", metavar="NAME,...",
+              help=f"Which faults come: {FAULTS}. By default all of processes and of a Postgres that is started here; "
+                   "disk and power are for sqlite: and need Linux and a C compiler.")
+@click.option("--gates", type=click.IntRange(1, 16), default=1, help="How many gates share the database.")
+@click.option("--seed", type=int, help="Decides what clients ask and when which fault comes; default a random one.")
+@click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Write torture.json and torture.html there, and of what went wrong its history, the smallest part "
+                   "that shows it, and a drawing.")
+@click.option("--judge", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Judge a history that was written earlier, and do nothing else.")
+def torture(urls: tuple[str, ...], judge: Path | None, **asked: Any) -> None:
+    """Serve clients from real gates while faults come, and check that nothing is lost, repeated or contradicted.
+
+    A URL is sqlite: (a fresh file each round), postgres: (a server that is started for it), or that of any backend;
+    {tmp} in it is a new folder.  Use a database that you can throw away: what the clients create stays there.
+    The exit status is 1 if an invariant was violated.
+    """
+    from importlib.util import find_spec
+    if find_spec("pytest") is None:
+        raise click.UsageError("torture needs the package's extra test: pip install 'asyncgate[test]'")
+    if bool(urls) == bool(judge):
+        raise click.UsageError("name the databases, such as sqlite: and postgres:, or a history with --judge")
+    wrong = judge_again(judge) if judge else torture_databases(urls, **asked)
+    sys.exit(1 if wrong else 0)
+
+
+def judge_again(path: Path) -> int:
+    """Judge a history again; return the number of violations."""
+    from asyncgate.conformance.recording import read_record
+    try:
+        record = read_record(path)
+    except ValueError as wrong:
+        raise click.ClickException(str(wrong)) from None
+    problems = record.judge()
+    for text in problems:
+        click.echo(text)
+    for text in record.others:
+        click.echo(f"{text} (found in the database then)")
+    unknown = sum(call.unknown for call in record.calls)
+    click.echo(f"{len(record.calls):,} operations, {unknown} unknown, {len(problems) + len(record.others)} violations")
+    return len(problems) + len(record.others)
+
+
+def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float, faults: tuple[Fault, ...],
+                      gates: int, seed: int | None, report: Path | None) -> int:
+    """Run the rounds of each database; return the number of violations."""
+    import logging
+
+    from asyncgate.conformance import evidence as part
+    from asyncgate.conformance.disks import NoShim
+    from asyncgate.conformance.torture import TorturePlan, Unfit, plan_faults, run_rounds
+    logging.getLogger("asyncio").setLevel(logging.ERROR)    # it warns of each write to a connection that was cut
+    seed = random.randrange(2**32) if seed is None else seed
+    most = rounds or (sys.maxsize if seconds else 5)
+    try:
+        plans = [TorturePlan(url, plan_faults(url, faults, gates), seed, gates) for url in urls]
+    except Unfit as why:
+        raise click.UsageError(str(why)) from None
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["asyncgate", *map(part.mask, sys.argv[1:])])
+    shown = part.begin_evidence(command, seed, gates)
+    click.echo(f"seed {seed}")
+    for plan in plans:
+        click.echo(f"{part.mask(plan.url)}: {', '.join(plan.faults)}")
+
+        def tell(done: Round, plan: TorturePlan = plan) -> None:
+            click.echo(done.describe())
+            for text in done.violations[:part.MOST_LISTED]:
+                click.echo(f"  {text}")
+            shown.count(plan, done, report)
+        try:
+            asyncio.run(run_rounds(plan, most, seconds, tell))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+        except NoShim as why:
+            raise click.ClickException(str(why)) from None
+        if report is not None:
+            part.write_evidence(report, shown)
+    return print_summary(shown)
+
+
+def print_summary(shown: TortureReport) -> int:
+    """Print what was done to each database; return the number of violations."""
+    for row in shown.databases:
+        faults = ", ".join(f"{count:,} {name}" for name, count in sorted(row.done.items())) or "no faults"
+        click.echo(f"{row.database}: {row.rounds} rounds, {faults}, {row.operations:,} operations, {row.unknown:,} "
+                   f"unknown, {row.violations} violations")
+    return sum(row.violations for row in shown.databases)

@@ -1,0 +1,49 @@
+"""Gates that are killed and stopped at any moment, under load: nothing is lost, repeated or contradicted.
+
+`asyncgate torture` runs the same rounds by command, with more faults.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.backends import is_lasting, is_shared
+from asyncgate.conformance.load import CAN_LIMIT
+from asyncgate.conformance.plugin import choose_databases, database_of
+from asyncgate.conformance.torture import Site, TorturePlan, run_round
+
+pytestmark = pytest.mark.anyio
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on durable backends only."""
+    choose_databases(metafunc, is_lasting)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of the database of this test."""
+    return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.mark.parametrize("gates", [1, 4])
+async def test_gates_that_are_killed_and_stopped_at_any_moment_lose_and_repeat_nothing(
+        database: str, gates: int, rounds: int, tmp_path: Path, record_property: Any) -> None:
+    if gates > 1 and not is_shared(database):
+        pytest.skip("only one process may serve it")
+    plan, unknown, limited = TorturePlan(database, ("kill", "pause"), random.randrange(2**32), gates), 0, False
+    for number in range(1, rounds + 1):
+        done = await run_round(plan, Site(database, tmp_path), number)
+
+        record_property("torture", done.describe())
+        print(done.describe())
+        assert done.violations == [], f"seed {plan.seed}"
+        assert done.record is not None
+        unknown += done.unknown
+        limited = limited or any(call.operation == "set_limit" and call.reply for call in done.record.calls)
+    assert unknown > 0
+    assert limited or not CAN_LIMIT

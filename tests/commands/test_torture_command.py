@@ -1,0 +1,52 @@
+"""`asyncgate torture`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncgate.conformance.postgres_server import find_programs
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "asyncgate", "torture", *map(str, arguments)], capture_output=True,
+                          text=True)
+
+
+def test_a_run_is_reported_with_its_seed_its_numbers_and_its_command(tmp_path: Path) -> None:
+    urls = ["sqlite:", *["postgres:"] * (find_programs() is not None)]
+
+    done = run(*urls, "--rounds", "1", "--seed", "7", "--report", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "torture.json").read_text())
+    assert report["command"] == f"asyncgate torture {' '.join(urls)} --rounds 1 --seed 7 --report {tmp_path}"
+    assert report["seed"] == 7
+    assert [row["database"] for row in report["databases"]] == urls
+    for row in report["databases"]:
+        assert (row["rounds"], row["violations"], row["done"].keys()) == (1, 0, set(row["faults"]))
+        assert row["operations"] > 200
+        assert row["unknown"] > 0
+    assert "0 violations" in (tmp_path / "torture.html").read_text()
+    assert report["databases"][0]["done"] == {"kill": 2, "pause": 2}
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    ([], "name the databases"),
+    (["memory:"], "keeps nothing when its process ends"),
+    (["sqlite:", "--faults", "restart"], "restart is for a bare postgres:"),
+    (["sqlite:///gate.db", "--faults", "power"], "power is for a bare sqlite:"),
+    (["sqlite:", "--faults", "fire"], "there is no fault fire; there are kill, pause, restart, commit, disk, power"),
+    (["sqlite:", "--gates", "2"], "serves one gate at a time"),
+    (["--judge", __file__], "line 1 of ")])
+def test_what_cannot_be_done_is_refused_in_words(arguments: list[str], why: str) -> None:
+    done = run(*arguments)
+
+    assert done.returncode in (1, 2)
+    assert why in " ".join(done.stderr.split())
+
+
