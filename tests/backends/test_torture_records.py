@@ -11,13 +11,13 @@ import pytest
 
 from asyncgate.conformance.evidence import draw_history
 from asyncgate.conformance.minimizing import minimize
-from asyncgate.conformance.recording import Mark, Recorded, read_record, write_record
+from asyncgate.conformance.recording import Mark, Recorded, RowsByKind, read_record, write_record
 from asyncgate.parts.model.stored import Obligation
 from tests.backends.test_history_checker import HERE, Forgery, truth
 
 
 def record(f: Forgery) -> Recorded:
-    rows = {"Task": [*f.end.tasks.values()], "Lease": [*f.end.leases.values()], "Event": f.end.events,
+    rows: RowsByKind = {"Task": [*f.end.tasks.values()], "Lease": [*f.end.leases.values()], "Event": f.end.events,
             "Receipt": [*f.end.receipts.values()], "Bulk": [*f.end.bulks.values()],
             "Obligation": [Obligation("agent", "ada", receipt_id) for receipt_id in sorted(f.end.obligations)]}
     return Recorded({"seed": 7}, HERE, f.calls, [Mark(1010.0, "kill gate 0")], rows)
