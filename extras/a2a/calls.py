@@ -18,6 +18,7 @@ from asyncgate.extras.a2a.requests import Sent, take
 from asyncgate.extras.a2a.view import Seen
 from asyncgate.parts.model import errors, members, wire
 from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.model.naming import A2A_SESSION
 from asyncgate.parts.process.readers import Wants
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Params = Mapping[str, Any]
 MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
 MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
+FIELDS = {"create_task_webhook": "pushNotificationConfig"}      # to blame for a refusal; else the message is
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
 
@@ -40,9 +42,12 @@ class Visit:
         self.who = {} if caller.bound else ANYBODY
 
     async def perform(self, operation: str, **fields: Any) -> Any:
-        """Carry out an operation, of which a request is read as one of REST."""
-        ask = self.read_ask(operation, **fields)
-        return await self.gate.engine.perform(self.gate.operations[operation], self.caller, ask)
+        """Carry out an operation, of which a request is read as one of REST; raises A2AError."""
+        try:
+            ask = self.read_ask(operation, **fields)
+            return await self.gate.engine.perform(self.gate.operations[operation], self.caller, ask)
+        except errors.GateError as refusal:
+            raise translate(refusal, fields.get("task_id"), FIELDS.get(operation, "message")) from None
 
     def read_ask(self, operation: str, **fields: Any) -> Any:
         """Return the request of an operation."""
@@ -60,15 +65,12 @@ class Visit:
 
     async def read(self, task_id: str) -> Seen:
         """Return a task of this agent that the caller may read."""
-        try:
-            record = await self.perform("get_task", task_id=task_id)
-            if record.type != self.agent:
-                raise no_task(task_id)
-            seen = await self.look(record)
-            seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if getattr(record, "outputs", 0) else []
-            return seen
-        except errors.GateError as refusal:
-            raise translate(refusal, task_id) from None
+        record = await self.perform("get_task", task_id=task_id)
+        if record.type != self.agent:
+            raise no_task(task_id)
+        seen = await self.look(record)
+        seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if getattr(record, "outputs", 0) else []
+        return seen
 
     async def read_chunks(self, task_id: str, most: int, after: int = 0) -> list[Any]:
         """Return chunks of a task's output behind an offset, a page beyond `most` at most."""
@@ -132,13 +134,9 @@ async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
         return await answer(visit, sent, sent.task_id)
     visit.permit("create_task", "get_task")
     context = sent.context_id or make_context(visit)
-    try:
-        payload = await make_payload(visit, sent, context)
-        session = {"principal_instance_id": context}
-        made = await visit.perform("create_task", type=visit.agent, payload=payload, result_delivery="inline",
-                                   idempotency_key=find_key(visit, sent), **session)
-    except errors.GateError as refusal:
-        raise translate(refusal) from None
+    payload = await make_payload(visit, sent, context)
+    made = await visit.perform("create_task", type=visit.agent, payload=payload, result_delivery="inline",
+                               idempotency_key=find_key(visit, sent), principal_instance_id=f"{A2A_SESSION}{context}")
     if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
         raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
                        "take a new key", taskId=made.task_id)
@@ -195,10 +193,7 @@ async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
         raise A2AError("UNSUPPORTED_OPERATION", f"task {task_id} is {seen.state} and has no open question; a message "
                        "without taskId begins another task", taskId=task_id)
     content = read_content(asked[0], sent) if action == "accept" else None
-    try:
-        reply = await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
-    except errors.GateError as refusal:
-        raise translate(refusal, task_id) from None
+    reply = await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
     return task_id, reply.receipt_id
 
 
@@ -234,11 +229,7 @@ async def cancel_task(visit: Visit, params: Params) -> dict[str, Any]:
     visit.permit("cancel_task", "get_task")
     task_id = requests.require_id(params)
     seen = await visit.read(task_id)
-    try:
-        ended = seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=task_id)).ok
-    except errors.GateError as refusal:
-        raise translate(refusal, task_id) from None
-    if ended:
+    if seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=task_id)).ok:
         raise A2AError("TASK_NOT_CANCELABLE", f"task {task_id} has ended before", taskId=task_id)
     return view.show_task(await visit.read(task_id))
 
@@ -252,11 +243,8 @@ async def list_tasks(visit: Visit, params: Params) -> dict[str, Any]:
     history = requests.take_integer(params, "historyLength", 0)
     artifacts = requests.take_flag(params, "includeArtifacts")
     matches, place = read_filters(params), read_page_token(params)
-    try:
-        chosen = [seen for seen in [await visit.look(record) for record in await find_records(visit, params)]
-                  if matches(seen)]
-    except errors.GateError as refusal:
-        raise translate(refusal) from None
+    records = await find_records(visit, params)
+    chosen = [seen for seen in [await visit.look(record) for record in records] if matches(seen)]
     chosen.sort(key=find_place, reverse=True)
     page = [seen for seen in chosen if place is None or find_place(seen) < place]
     shown, more = page[:size], len(page) > size
@@ -271,8 +259,7 @@ async def find_records(visit: Visit, params: Params) -> list[wire.TaskRecord]:
     cursor = dict[str, str]()
     for _ in range(MOST_LISTED // TASKS_PER_PAGE):
         reply = await visit.perform("list_tasks", type=visit.agent, limit=TASKS_PER_PAGE, **cursor)
-        records += [record for record in reply.tasks
-                    if context in (None, record.created_by.instance_id or record.task_id)]
+        records += [record for record in reply.tasks if context in (None, view.read_context(record))]
         if reply.next_cursor is None:
             break
         cursor = {"cursor": reply.next_cursor}

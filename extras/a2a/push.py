@@ -62,11 +62,8 @@ def read_config(params: Params, place: str = "") -> dict[str, Any]:
 
 async def keep_config(visit: Visit, task_id: str, config: dict[str, Any], past: bool) -> dict[str, Any]:
     """Keep a configuration; with `past` it is told of what has happened since the task was created, too."""
-    try:
-        made = await visit.perform("create_task_webhook", task_id=task_id, types=PUSHED, past=past,
-                                   form=OLD_FORM if visit.is_old else NEW_FORM, **config)
-    except errors.GateError as refusal:
-        raise translate(refusal, task_id, "pushNotificationConfig") from None
+    made = await visit.perform("create_task_webhook", task_id=task_id, types=PUSHED, past=past,
+                               form=OLD_FORM if visit.is_old else NEW_FORM, **config)
     return show_config(made.webhook)
 
 
@@ -81,10 +78,7 @@ async def read_configs(visit: Visit, params: Params) -> tuple[str, list[Any]]:
     """Return a task of this agent, and the webhooks that are its configurations."""
     task_id = requests.require_id(params, "taskId")
     await visit.read(task_id)
-    try:
-        webhooks = (await visit.perform("list_task_webhooks", task_id=task_id)).webhooks
-    except errors.GateError as refusal:
-        raise translate(refusal, task_id) from None
+    webhooks = (await visit.perform("list_task_webhooks", task_id=task_id)).webhooks
     return task_id, [webhook for webhook in webhooks if webhook.form in (NEW_FORM, OLD_FORM)]
 
 
@@ -120,12 +114,9 @@ async def list_configs(visit: Visit, params: Params) -> dict[str, Any]:
 
 async def delete_config(visit: Visit, params: Params) -> dict[str, Any]:
     """Delete a configuration; that it is not there is as good."""
-    (task_id, webhooks), id = await read_configs(visit, params), requests.require_id(params)
+    (_, webhooks), id = await read_configs(visit, params), requests.require_id(params)
     if (webhook := find_config(webhooks, id)) is not None:
-        try:
-            await visit.perform("remove_task_webhook", webhook_id=webhook.webhook_id)
-        except errors.GateError as refusal:
-            raise translate(refusal, task_id) from None
+        await visit.perform("remove_task_webhook", webhook_id=webhook.webhook_id)
     return {}
 
 
@@ -151,7 +142,7 @@ async def render(gate: Serving, is_old: bool, tenant_id: str, receipt: stored.Re
     visit = OwnVisit(gate, snapshot[0].type, gate.engine.make_own_caller(tenant_id))
     seen = await visit.read(receipt.task_id)
     if is_old:
-        return encode_json(v03.show_old_task(view.show_task(seen)))
+        return encode_json(v03.show_whole(view.show_task(seen)))
     record = show_receipt(tenant_id, receipt)
     body = decode_json(bytes(record.body)) or {}
     if receipt.receipt_type in view.MAY_END and not body.get("requeued"):

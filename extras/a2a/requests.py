@@ -9,9 +9,11 @@ from typing import Any
 from msgspec import Struct
 
 from asyncgate.extras.a2a.refusals import A2AError
+from asyncgate.parts.model.naming import A2A_SESSION
 
 HELD = ("text", "raw", "url", "data")       # of which a part has exactly one
-LONGEST_CONTEXT = 200
+LONGEST_ID = 200
+LONGEST_CONTEXT = LONGEST_ID - len(A2A_SESSION)      # it is a part of the session
 MOST_INTEGER = 2**31 - 1
 TEXT_MODE, JSON_MODE, BYTES_MODE = "text/plain", "application/json", "application/octet-stream"
 Part = dict[str, Any]
@@ -51,7 +53,7 @@ def take_object(members: Mapping[str, Any], name: str, place: str = "") -> dict[
     return value
 
 
-def take_text(members: Mapping[str, Any], name: str, place: str = "", longest: int = LONGEST_CONTEXT) -> str | None:
+def take_text(members: Mapping[str, Any], name: str, place: str = "", longest: int = LONGEST_ID) -> str | None:
     """Return a member that is a text; an empty one is absent, as ProtoJSON has it."""
     value = take(members, name, "")
     if not isinstance(value, str) or len(value) > longest:
@@ -108,8 +110,8 @@ def read_message(params: Mapping[str, Any]) -> Sent:
     if not isinstance(references, list):
         raise refuse("message.referenceTaskIds", "a list of ids")
     return Sent(message_id, [read_part(part, f"message.parts[{at}]") for at, part in enumerate(parts)],
-                   take_text(message, "contextId", "message."), take_text(message, "taskId", "message."),
-                   take_object(message, "metadata", "message."), references, take_object(params, "metadata"))
+                take_text(message, "contextId", "message.", LONGEST_CONTEXT), take_text(message, "taskId", "message."),
+                take_object(message, "metadata", "message."), references, take_object(params, "metadata"))
 
 
 def read_part(part: Any, place: str) -> Part:

@@ -75,13 +75,13 @@ def show_result(result: Members) -> Any:
         case _ if not result:
             return None     # a configuration is deleted
         case {"task": task}:
-            return show_old_task(task)
+            return show_whole(task)
         case {"statusUpdate": event}:
-            status = show_status(event["status"])
-            return {**event, "kind": "status-update", "status": status, "final": status["state"] in LAST}
+            shown = show(event)
+            return {**shown, "kind": "status-update", "final": shown["status"]["state"] in LAST}
         case {"artifactUpdate": event}:
-            return {**event, "kind": "artifact-update", "artifact": show_artifact(event["artifact"])}
-    return show_old_task(result)
+            return {**show(event), "kind": "artifact-update"}
+    return show_whole(result)
 
 
 def show_push(config: Members) -> Members:
@@ -92,28 +92,27 @@ def show_push(config: Members) -> Members:
     return {"taskId": config["taskId"], "pushNotificationConfig": shown}
 
 
-def show_old_task(task: Members) -> Members:
+def show_whole(task: Members) -> Members:
     """Show a task."""
-    return {**task, "kind": "task", "status": show_status(task["status"]),
-            "history": [show_message(message) for message in task.get("history", ())],
-            "artifacts": [show_artifact(artifact) for artifact in task.get("artifacts", ())]}
+    return {"history": [], "artifacts": [], **show(task), "kind": "task"}
 
 
-def show_status(status: Members) -> Members:
-    """Show a state, and what is said of it."""
-    shown = {**status, "state": status["state"].removeprefix("TASK_STATE_").lower().replace("_", "-")}
-    return {**shown, "message": show_message(status["message"])} if "message" in status else shown
-
-
-def show_message(message: Members) -> Members:
-    """Show a message."""
-    return {**message, "kind": "message", "role": "user" if message["role"] == "ROLE_USER" else "agent",
-            "parts": [show_part(part) for part in message["parts"]]}
-
-
-def show_artifact(artifact: Members) -> Members:
-    """Show an artifact."""
-    return {**artifact, "parts": [show_part(part) for part in artifact["parts"]]}
+def show(value: Members) -> Members:
+    """Show a task, a status, a message or an artifact, and what of these is in it."""
+    shown = {**value}
+    for name in ("status", "message", "artifact"):
+        if name in value:
+            shown[name] = show(value[name])
+    for name in ("history", "artifacts"):
+        if name in value:
+            shown[name] = [show(row) for row in value[name]]
+    if "parts" in value:
+        shown["parts"] = [show_part(part) for part in value["parts"]]
+    if "role" in value:
+        shown |= {"kind": "message", "role": "user" if value["role"] == "ROLE_USER" else "agent"}
+    if "state" in value:
+        shown["state"] = value["state"].removeprefix("TASK_STATE_").lower().replace("_", "-")
+    return shown
 
 
 def show_part(part: Members) -> Members:

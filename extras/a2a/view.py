@@ -11,6 +11,7 @@ from msgspec import Struct
 from asyncgate.extras.a2a.requests import JSON_MODE, TEXT_MODE, Part, is_part, take
 from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.model.naming import find_context
 
 ENDED_STATES = frozenset({"COMPLETED", "FAILED", "CANCELED", "REJECTED"})
 ASKS = frozenset({"INPUT_REQUIRED", "AUTH_REQUIRED"})
@@ -52,8 +53,8 @@ class Seen(Struct):
 
     @property
     def context_id(self) -> str:
-        """Return the context: the session in which the task was created, else a context of its own."""
-        return self.record.created_by.instance_id or self.record.task_id
+        """Return the context."""
+        return read_context(self.record)
 
     @property
     def state(self) -> str:
@@ -73,6 +74,12 @@ class Seen(Struct):
     def is_still(self) -> bool:
         """Whether nothing happens until the client does something, or at all."""
         return self.state in ENDED_STATES | ASKS
+
+
+def read_context(record: wire.TaskRecord) -> str:
+    """Return the context of a task: the session in which it was created, else a context of its own."""
+    session = record.created_by.instance_id
+    return find_context(session) or session or record.task_id
 
 
 def name_question(key: str) -> str:

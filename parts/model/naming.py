@@ -11,6 +11,8 @@ from asyncgate.parts.model import errors, queries, wire
 from asyncgate.parts.model.identities import lower_ids
 from asyncgate.parts.model.members import Unreadable
 
+A2A_SESSION = "a2a:"
+
 
 def read_principal(ask: wire.Ask) -> wire.Principal | None:
     """Return the sender that a request names: its creator, else its worker, else its principal.
@@ -49,6 +51,11 @@ def read_instance_id(ask: wire.Ask) -> str | None:
     names = ("worker_instance_id", "principal_instance_id", "agent_instance_id")
     named = (getattr(ask, name, None) for name in names if isinstance(ask, wire.AsPrincipal | wire.AsWorker))
     return next(filter(None, named), None)
+
+
+def find_context(session: str | None) -> str | None:
+    """Return the context in which a creator came over A2A, which its session tells; None for other faces."""
+    return session.removeprefix(A2A_SESSION) if session is not None and session.startswith(A2A_SESSION) else None
 
 
 def make_filter(part: str, kind: str | None, name: str, id: str | None) -> wire.Principal | None:

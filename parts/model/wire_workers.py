@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -75,6 +75,7 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
     acts = False
     example = ({"task_id": examples.TASK_ID, **examples.ASKER}, {
         "task_id": examples.TASK_ID, "status": "queued", "cause": "no_worker", "as_of": examples.LATER,
+        "origin": "agent ada",
         "summary": "No worker that can take page.summarize, which requires web.read, has asked for work: web.read is "
         "missing.",
         "evidence": {"type": "page.summarize", "needed": ["web.read"], "missing": ["web.read"], "workers": [{
@@ -164,3 +165,4 @@ class Explanation(Struct):
     next: NextCall
     also: list[Cause]
     as_of: datetime
+    origin: Annotated[str, wire.says("who has created the task, and in which context if it came over A2A")]

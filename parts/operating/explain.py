@@ -21,12 +21,13 @@ from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model import errors, queries, stored, stored_unique, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.families import count_children, read_family
+from asyncgate.parts.model.naming import find_context
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
 from asyncgate.parts.model.unique import find_unique, name_key
-from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
+from asyncgate.parts.model.views import decode_terms, to_raw, to_utc, to_utc_or_none
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.reached import Reached, find_reached
@@ -619,8 +620,13 @@ async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.Explain
     facts.said = await read_said(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
     return wire_workers.Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence,
-                                    first.next, also,
-                                    to_utc(facts.now))
+                                    first.next, also, to_utc(facts.now), describe_origin(facts.task))
+
+
+def describe_origin(task: stored.Task) -> str:
+    """Return who has created a task, and in which context of A2A."""
+    context = find_context(decode_terms(task.terms).principal_instance_id)
+    return f"{task.owner}" if context is None else f"{task.owner}, over A2A in the context {context}"
 
 
 def explain(facts: Facts) -> list[wire_workers.Cause]:

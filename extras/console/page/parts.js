@@ -23,6 +23,11 @@ export function who(principal) {
     h("span", {class: "quiet"}, `${principal.kind}:`), h("bdi", null, principal.id));
 }
 
+/** Return the context in which a task came over A2A, or null. */
+export function contextOf({instance_id: session}) {
+  return session?.startsWith("a2a:") ? session.slice(4) : null;
+}
+
 const END_LETTERS = 12;     // the last five say whose tenant's an id is, so fewer tell no two ids apart
 
 /** Return the end of an id, which is what tells it apart. */

@@ -38,7 +38,7 @@ async def test_a_message_is_a_task_of_the_gate_and_its_result_an_artifact(agent:
     assert lease["offer"]["payload"] == {
         "text": "read this", "parts": [{"text": "read this"}], "context_id": "talk-7", "message_id": "m-1",
         "metadata": {"page": 3}}
-    assert lease["offer"]["created_by"]["instance_id"] == done["contextId"] == "talk-7"
+    assert lease["offer"]["created_by"]["instance_id"] == f"a2a:{done['contextId']}" == "a2a:talk-7"
     assert done["artifacts"] == [
         {"artifactId": "result", "parts": [{"text": "it says hello", "mediaType": "text/plain"}]}]
     assert [message["messageId"] for message in done["history"]] == ["m-1"]
@@ -246,6 +246,15 @@ async def test_of_eight_answers_at_once_one_counts(agent: Agent) -> None:
         for n in range(8)])
 
     assert sorted(answer.json().get("error", {}).get("code", 0) for answer in answers) == [-32004] * 7 + [0]
+
+
+async def test_who_looks_after_the_gate_sees_who_came_over_a2a_and_in_which_context(agent: Agent) -> None:
+    task = await agent.begin(said(contextId="talk-7"))
+    made = await agent.served.post("/v1/tasks", {"type": "other", "payload": None, "agent_id": "ada"})
+    ours, others = [(await agent.served.call("GET", f"/v1/tasks/{id}/explain")).json()["origin"]
+                    for id in (task["id"], made["task_id"])]
+
+    assert (ours, others) == ("agent a2a, over A2A in the context talk-7", "agent ada")
 
 
 async def test_lists_are_by_the_last_change_and_narrowed_as_asked(agent: Agent) -> None:

@@ -21,7 +21,7 @@ BAD: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
     ("SendMessage", {"message": said(parts=[{}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "data": 1}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(parts=[{"text": 1}])}, (-32602, "message.parts[0]")),
-    ("SendMessage", {"message": said(contextId="c" * 201)}, (-32602, "message.contextId")),
+    ("SendMessage", {"message": said(contextId="c" * 197)}, (-32602, "message.contextId")),
     ("SendMessage", {"message": said(contextId="a\u202eb")}, (-32602, "message")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "mediaType": "video/mp4"}])},
      (-32005, "CONTENT_TYPE_NOT_SUPPORTED")),

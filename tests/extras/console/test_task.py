@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras.console.conftest import OpenConsole
+from tests.support.filled_gate import Filled
+
 VIEWS = files("asyncgate.extras.console").joinpath("page", "views")
 RULES = Path(__file__).parents[2].joinpath("support", "console_task.mjs")
 
@@ -22,3 +25,14 @@ def test_the_chain_and_the_timeline_of_a_task_tell_what_its_receipts_say(tmp_pat
     ran = subprocess.run(["node", RULES, tmp_path], capture_output=True, text=True, check=False)
 
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("gate_to_change", ["sqlite"], indirect=True)
+def test_who_has_come_over_a2a_is_shown_with_the_context(open_console: OpenConsole, gate_to_change: Filled) -> None:
+    console = open_console(gate_to_change)
+    made = gate_to_change.call("create_task", type="scan", payload=None, agent_id="ada",
+                               agent_instance_id="a2a:<b>talk</b>")
+    console.visit(f"task/{made['task_id']}")
+
+    console.page.get_by_text("owned by agent:ada, over A2A in the context <b>talk</b>").wait_for()
+    assert console.watch.errors == []

@@ -5,7 +5,7 @@ import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {writeWord} from "../filter.js";
 import {jsonTree, readPayload, writeJson} from "../exact.js";
-import {badge, endOf, facts, say, section, shortId, taskLink, who} from "../parts.js";
+import {badge, contextOf, endOf, facts, say, section, shortId, taskLink, who} from "../parts.js";
 import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
 import {askToAttach, askToCancel} from "../task_questions.js";
@@ -189,7 +189,8 @@ function showHead(data, page) {
     h("p", {class: "dotted"}, page.may("list_tasks")
       ? h("a", {href: link(["tasks"], {q: writeWord("type", task.type)}), class: "code"}, say(task.type))
       : h("span", {class: "code"}, say(task.type)),
-      h("span", null, "owned by ", who(task.created_by)),
+      h("span", null, "owned by ", who(task.created_by),
+        contextOf(task.created_by) && [", over A2A in the context ", say(contextOf(task.created_by))]),
       h("span", null, "created ", when(task.created_at, page.now())),
       task.result && h("span", null, "ended ", when(task.result.completed_at, page.now())),
       task.leased_to && h("span", null, "leased to ", who(task.leased_to)),
