@@ -84,7 +84,7 @@ CEILINGS = {
     "parts/faces": 4_810,
     "parts/identity": 5_520,
     "parts/metrics": 580,
-    "parts/model": 9_025,
+    "parts/model": 9_030,
     "parts/operating": 2_220,
     "parts/process": 2_240,
     "parts/receipts": 2_000,

@@ -94,8 +94,11 @@ class Bridge:
 
     def question(self, task_id: str) -> Any:
         """Return what a task asks, when it asks."""
-        return poll(lambda: next((row for row in self.gate.call("list_inputs", task_id=task_id)["inputs"]
-                                  if row["state"] == "open"), None))
+        def look() -> Any:
+            assert self.task(task_id)["result"] is None, self.task(task_id)
+            inputs = self.gate.call("list_inputs", task_id=task_id)["inputs"]
+            return next((row for row in inputs if row["state"] == "open"), None)
+        return poll(look)
 
     def answer(self, task_id: str, content: Any = None, action: str = "accept") -> Any:
         """Answer what a task asks."""

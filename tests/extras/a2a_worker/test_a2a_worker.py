@@ -20,7 +20,7 @@ OWN_WORKER = """
 import pathlib, sys, time
 from asyncgate.clients import Fail, Worker
 url, token, folder = sys.argv[1:]
-worker = Worker(url, "own", token=token, state=None, ttl_seconds=1)
+worker = Worker(url, "own", token=token, state=None, ttl_seconds=1, concurrency=3)
 
 @worker.task("scan")
 def scan(payload, job):
