@@ -28,7 +28,7 @@ Params = Mapping[str, Any]
 MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
 MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
-FIELDS = {"create_task_webhook": "pushNotificationConfig"}      # to blame for a refusal; else the message is
+BLAMED = {"create_task_webhook": "pushNotificationConfig"}      # to blame for a refusal; else the message is
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
 
@@ -47,7 +47,7 @@ class Visit:
             ask = self.read_ask(operation, **fields)
             return await self.gate.engine.perform(self.gate.operations[operation], self.caller, ask)
         except errors.GateError as refusal:
-            raise translate(refusal, fields.get("task_id"), FIELDS.get(operation, "message")) from None
+            raise translate(refusal, fields.get("task_id"), BLAMED.get(operation, "message")) from None
 
     def read_ask(self, operation: str, **fields: Any) -> Any:
         """Return the request of an operation."""

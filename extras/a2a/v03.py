@@ -77,10 +77,10 @@ def show_result(result: Members) -> Any:
         case {"task": task}:
             return show_whole(task)
         case {"statusUpdate": event}:
-            shown = show(event)
+            shown = show_nested(event)
             return {**shown, "kind": "status-update", "final": shown["status"]["state"] in LAST}
         case {"artifactUpdate": event}:
-            return {**show(event), "kind": "artifact-update"}
+            return {**show_nested(event), "kind": "artifact-update"}
     return show_whole(result)
 
 
@@ -94,18 +94,18 @@ def show_push(config: Members) -> Members:
 
 def show_whole(task: Members) -> Members:
     """Show a task."""
-    return {"history": [], "artifacts": [], **show(task), "kind": "task"}
+    return {"history": [], "artifacts": [], **show_nested(task), "kind": "task"}
 
 
-def show(value: Members) -> Members:
+def show_nested(value: Members) -> Members:
     """Show a task, a status, a message or an artifact, and what of these is in it."""
     shown = {**value}
     for name in ("status", "message", "artifact"):
         if name in value:
-            shown[name] = show(value[name])
+            shown[name] = show_nested(value[name])
     for name in ("history", "artifacts"):
         if name in value:
-            shown[name] = [show(row) for row in value[name]]
+            shown[name] = [show_nested(row) for row in value[name]]
     if "parts" in value:
         shown["parts"] = [show_part(part) for part in value["parts"]]
     if "role" in value:

@@ -22,7 +22,7 @@ from asyncgate.extras.a2a_worker.remote import Away, Refused, Remote
 
 AWAY_SECONDS = 300.0        # that an agent may be away before an attempt fails: longer than a restart
 SHORTEST_LOOK, LONGEST_LOOK = 0.1, 3.0      # between two looks at a task that goes on
-MOST_LISTED = 100               # tasks and messages of a context among which a message is looked for
+MOST_SOUGHT = 100               # tasks and messages of a context among which a message is looked for
 MOST_WORDS = 16_000             # of a question
 END_STATES = {f"TASK_STATE_{state}" for state in view.ENDED_STATES}
 SENT, ANSWERED, OVER = "sent", "answered", "ended"         # the steps
@@ -109,7 +109,7 @@ class Errand:
             return None
         try:
             listed = await self.remote.call("ListTasks", {
-                "contextId": self.context_id, "pageSize": MOST_LISTED, "historyLength": MOST_LISTED}, {})
+                "contextId": self.context_id, "pageSize": MOST_SOUGHT, "historyLength": MOST_SOUGHT}, {})
         except Refused:
             return None
         for task in list_objects(listed, "tasks"):

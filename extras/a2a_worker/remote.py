@@ -190,7 +190,7 @@ def ask_old(params: Members) -> Members:
     """Return the parameters of a call as 0.3 has them."""
     if "message" not in params:
         return params
-    return {**params, "message": v03.show(params["message"]), "configuration": {"blocking": False}}
+    return {**params, "message": v03.show_nested(params["message"]), "configuration": {"blocking": False}}
 
 
 def read_old(result: Any) -> Members:
