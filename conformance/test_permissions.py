@@ -54,6 +54,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_types": ("agent admin", "tasks:read"), "declare_type": ("worker admin", "tasks:lease"),
     "remove_type": ("worker admin", "tasks:lease"), "set_type_policy": ("admin", "admin:write"),
     "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
+    "get_traffic": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
     "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Numbers
 from asyncgate.parts.model import errors, stored, stored_webhooks
+from asyncgate.parts.model.counted import find_wait
 
 if TYPE_CHECKING:
     from asyncgate.parts.model import stored
@@ -139,8 +140,8 @@ class Metrics(Extension):
             numbers.granted[label] += 1
             numbers.leases_ended.setdefault((*label, "expired"), 0)     # so that alerts see the first one; see Numbers
             numbers.held.setdefault(label, 0)
-            if lease.fence == 1:        # a later one waited since an end that no row tells
-                numbers.waits[label].add(max(work.now - max(task.created_at, task.next_eligible_at or 0.0), 0.0))
+            if (wait := find_wait(lease, task, work.now)) is not None:
+                numbers.waits[label].add(wait)
 
 
 class Times:

@@ -42,6 +42,11 @@ def count_moves(before: Mapping[str, stored.Task], *after: Mapping[str, stored.T
             for lane, (task, counts) in sorted(moved.items()) if any(counts)]
 
 
+def find_wait(lease: stored.Lease, task: stored.Task, now: float) -> float | None:
+    """Return how long a task has waited for its first lease; a later one waited since an end that no row tells."""
+    return max(now - max(task.created_at, task.next_eligible_at or 0.0), 0.0) if lease.fence == 1 else None
+
+
 def write_capabilities(task: stored.Task) -> str:
     """Return what a task requires, as it is stored: a sorted JSON array."""
     return write_names(needs_of(Raw(task.requirements.encode())))

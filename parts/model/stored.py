@@ -603,14 +603,14 @@ class UsageEvent(Struct, frozen=True):
     heartbeats: int = 0                 # calls that keep a lease
 
 
-@stored("traffic", "rates of the queues", "an hour", "the process that stores newer rows of the tenant",
+@stored("traffic", "rates of the queues", "a day", "the process that stores newer rows of the tenant",
         key="minute process", copied=False, left_alone="counts")
 class Traffic(Struct, frozen=True):
-    """What one process has done in each queue in one minute; kept for an hour."""
+    """What one process has done in each queue in one minute, or all in five; the latter is kept for a day."""
 
     minute: IdText                      # of Unix time, written so that it sorts
-    process: IdText                     # a name by chance: after a restart it is another one
-    counts: Plain[Json]                 # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+    process: IdText                     # a name by chance: after a restart it is another one; empty: all, five minutes
+    counts: Plain[Json]                 # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired, …
 
 
 @stored("pauses", "what is paused, by whom and why", "until the pause ends", "whoever pauses or resumes next",

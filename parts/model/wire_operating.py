@@ -16,6 +16,10 @@ QUEUE: dict[str, Any] = {
     "last_hour": {"started": 310, "ended": 302, "failed": 4, "expired": 1}}
 
 
+SERIES: dict[str, Any] = {"started": [6, 5], "ended": [5, 6], "failed": [0, 1], "expired": [0, 0], "begun": [6, 4],
+                          "waited_seconds": [1.5, 2.25]}
+
+
 class ListSchedules(wire.PageAsk, kw_only=True):
     """List schedules."""
 
@@ -117,6 +121,7 @@ class ListObligations(wire.PageAsk, kw_only=True):
     count: Annotated[bool, wire.says("also count what is owed to whom, up to 10,000 obligations")] = False
 
 
+TrafficSpan = Literal["hour", "day"]
 Minutes = Annotated[int, Meta(ge=0, le=60), wire.says("of how many minutes to return the numbers one by one")]
 
 
@@ -140,6 +145,18 @@ class GetQueue(wire.Ask, kw_only=True):
     minutes: Minutes = 0
 
 
+class GetTraffic(wire.Ask, kw_only=True):
+    """Read what happened over time."""
+
+    example = ({"span": "day"}, {
+        "begins_at": examples.NOW, "step_seconds": 300, "total": SERIES, "by_type": {"page.summarize": SERIES},
+        "types_left": 0})
+    next_step = "get_queue shows what waits in one queue now; explain_task why one task waits."
+    span: Annotated[TrafficSpan, wire.says("hour: by the minute; day: by five minutes")] = "hour"
+    type: Annotated[wire.Name | None, wire.says("tasks of this type only")] = None
+    most_types: Annotated[int, Meta(ge=0, le=100), wire.says("how many types to tell apart, the busiest first")] = 20
+
+
 class Flow(Struct):
     """What happened in a queue in some time."""
 
@@ -156,6 +173,23 @@ class Series(Struct):
     ended: list[int]
     failed: list[int]
     expired: list[int]
+
+
+class WaitSeries(Series):
+    """What happened step by step, and how long tasks waited."""
+
+    begun: list[int]                        # tasks that got their first lease
+    waited_seconds: list[float | None]      # mean time that these had waited for it; null: there were none
+
+
+class TrafficReport(Struct):
+    """What happened over an hour or a day, the oldest first; the last step is not over yet."""
+
+    begins_at: datetime
+    step_seconds: int                   # of each number: 60 or 300
+    total: WaitSeries                   # of all types, or of the one that was asked for
+    by_type: dict[str, WaitSeries]      # "": the quiet queues of a day with more than 200 are counted together
+    types_left: int                     # that are in the total only
 
 
 class QueueRecord(Struct):

@@ -10,7 +10,7 @@ from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model import errors, queries, stored, wire_operating
 from asyncgate.parts.model.content import decode_json
 from asyncgate.parts.operating.explain import Claimant, find_able, read_asked
-from asyncgate.parts.operating.traffic import Flows, read_flows
+from asyncgate.parts.operating.traffic import Flows, get_traffic, read_flows
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
 
 
@@ -99,4 +99,5 @@ def read_queue_id(queue_id: str) -> int | None:
 OPERATIONS = [
     Operation(list_queues, "GET /v1/queues", "A", "admin:read", "R"),
     Operation(get_queue, "GET /v1/queues/{queue_id}", "A", "admin:read", "R"),
+    Operation(get_traffic, "GET /v1/traffic", "A", "admin:read", "R"),
 ]

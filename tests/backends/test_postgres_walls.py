@@ -881,6 +881,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "set_type_policy": [{"on_mismatch": "warn"}],
     "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
     "get_queue": [{"queue_id": "{queue_id}"}],
+    "get_traffic": [{}, {"type": "{type}", "span": "day"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
     "start_task": [HELD, MINE],

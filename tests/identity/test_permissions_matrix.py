@@ -30,7 +30,7 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit", "get_usage",
                   "set_budget", "get_budgets", "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
-                  "list_workers", "list_queues", "get_queue",
+                  "list_workers", "list_queues", "get_queue", "get_traffic",
                   "pause_work", "drain_work", "resume_work", "list_pauses",
                   "set_limit", "get_limit", "list_limits", "remove_limit", "set_type_policy",
                   "preview_bulk", "run_bulk", "get_bulk",

@@ -7,6 +7,8 @@ import {when} from "./time.js";
 import {sayAnswer} from "./words.js";
 
 const SHOWN = 20;
+const COMMENT_FIELD = {name: "content", label: "Comment", rows: 2, hint: "Its worker gets it; may be empty"};
+const JSON_FIELD = {name: "content", label: "Answer, as JSON", rows: 3, required: true};
 const given = [];       // answers since the page was loaded
 
 /** Show a card for each question of these tasks, with the buttons that answer it; `act` carries the answer out. */
@@ -66,11 +68,14 @@ export function answerButtons(row, act) {
     button("Decline", "decline", () => askToDecline(row, act), "danger")];
 }
 
-function askToAccept(row, act) {
+async function askToAccept(row, act) {
   const {message, schema} = row;
-  const fields = listFields(schema);
+  const form = schema?.type === "object" ? await import("./schema_form.js") : null;
+  const fields = form ? form.listFields(schema) : [schema ? JSON_FIELD : COMMENT_FIELD];
+  const read = (values) => form ? form.readContent(schema, values)
+    : schema ? JSON.parse(values.content) : values.content.trim() || null;
   return askForm("Accept", {says: message, fields, button: "Accept it",
-    run: (values) => answer(row, act, "accept", readContent(schema, fields, values))});
+    run: (values) => answer(row, act, "accept", read(values))});
 }
 
 function askToDecline(row, act) {
@@ -84,43 +89,4 @@ async function answer(row, act, action, content) {
     {task_id: row.task_id, key: row.key, action, content});
   given.push({...row, action, receipt});
   note(open ? `Answered; ${open} more to answer` : "Answered: the task goes on");
-}
-
-// A member of a schema that no field fits is typed as JSON.
-function listFields(schema) {
-  if (!schema) return [{name: "content", label: "Comment", rows: 2, hint: "Its worker gets it; may be empty"}];
-  const required = new Set(schema.required ?? []);
-  if (schema.type !== "object") return [{name: "content", label: "Answer, as JSON", rows: 3, required: true}];
-  return Object.entries(schema.properties ?? {}).map(([name, rule]) => ({
-    name, label: rule.title ?? name, hint: rule.description, required: required.has(name) && rule.type !== "boolean",
-    value: rule.default ?? firstChoice(rule, required.has(name)), ...inputOf(rule, required.has(name))}));
-}
-
-function choicesOf(rule) {
-  return rule.enum ?? rule.oneOf?.map((choice) => choice.const);
-}
-
-function firstChoice(rule, isRequired) {
-  return rule.type === "boolean" ? false : choicesOf(rule) && isRequired ? choicesOf(rule)[0] : "";
-}
-
-function inputOf(rule, isRequired) {
-  if (rule.type === "boolean") return {type: "checkbox"};
-  if (choicesOf(rule)) return {options: isRequired ? choicesOf(rule) : ["", ...choicesOf(rule)]};
-  if (rule.type === "number" || rule.type === "integer") return {type: "number"};
-  if (rule.type === "string") return rule.format === "date" || rule.format === "email" ? {type: rule.format} : {};
-  return {rows: 3, hint: rule.description ?? "as JSON"};
-}
-
-function readContent(schema, fields, values) {
-  if (!schema) return values.content.trim() || null;
-  if (schema.type !== "object") return JSON.parse(values.content);
-  const given = fields.filter(({name}) => values[name] !== "").map(({name}) => [name, values[name]]);
-  return Object.fromEntries(given.map(([name, value]) => [name, readValue(schema.properties[name], value)]));
-}
-
-function readValue(rule, value) {
-  if (rule.type === "boolean" || rule.type === "string") return value;
-  if (choicesOf(rule)) return choicesOf(rule).find((choice) => String(choice) === String(value));
-  return rule.type === "number" || rule.type === "integer" ? Number(value) : JSON.parse(value);
 }

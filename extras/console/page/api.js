@@ -26,6 +26,7 @@ export const OPERATIONS = {
   get_receipt: "GET /v1/receipts/{receipt_id}",
   get_task: "GET /v1/tasks/{task_id}",
   get_task_history: "GET /v1/tasks/{task_id}/history",
+  get_traffic: "GET /v1/traffic",
   get_usage: "GET /v1/usage",
   health: "GET /v1/health",
   invite_user: "POST /v1/users",

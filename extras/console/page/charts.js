@@ -13,8 +13,11 @@ export function sparkline(values, label) {
     "aria-label": label}, h("polyline", {points, fill: "none"}));
 }
 
-/** Show a chart of `[[time in ms, number], …]`, with its axis in words; `usual` is a number to compare with. */
-export function chart(samples, label, {key, usual = null} = {}) {
+/** Show a chart of `[[time in ms, number], …]`, with its axis in words; `usual` is a number to compare with, a mean.
+ *
+ * `write` says a number.
+ */
+export function chart(samples, label, {key, usual = null, mean = "mean of the hour", write = sayNumber} = {}) {
   const numbers = samples.map(([, number]) => number);
   const last = numbers.at(-1);
   const most = Math.max(1, ...numbers, Math.ceil(usual ?? 0));
@@ -23,11 +26,12 @@ export function chart(samples, label, {key, usual = null} = {}) {
   const y = (number) => 47 - 44 * number / most;
   const points = samples.map(([time, number]) => `${x(time).toFixed(1)},${y(number).toFixed(1)}`);
   if (samples.length < 2) points.unshift(`0,${y(numbers[0])}`);
-  const says = `${label}: now ${last}, at most ${Math.max(...numbers)}, at least ${Math.min(...numbers)}`;
-  const mean = usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`;
-  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, sayNumber(last))),
+  const says = `${label}: now ${write(last)}, at most ${write(Math.max(...numbers))}, `
+    + `at least ${write(Math.min(...numbers))}`;
+  const usually = usual === null ? "" : `; ${mean} ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`;
+  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, write(last))),
     h("svg", {viewBox: "0 0 100 50", preserveAspectRatio: "none", role: "img", "aria-label": says},
       usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}),
       h("polyline", {points: points.join(" "), fill: "none"})),
-    h("p", {class: "quiet"}, `0 to ${sayNumber(most)}${mean}`));
+    h("p", {class: "quiet"}, `0 to ${write(most)}${usually}`));
 }

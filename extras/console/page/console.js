@@ -13,6 +13,7 @@ const VIEWS = [
   {name: "inbox", title: "Inbox", letter: "i", needs: ["list_obligations", "list_open_obligations"]},
   {name: "tasks", title: "Tasks", letter: "t", needs: ["list_tasks"]},
   {name: "queues", title: "Queues", letter: "q", needs: ["list_queues"]},
+  {name: "traffic", title: "Traffic", letter: "f", needs: ["get_traffic"]},
   {name: "workers", title: "Workers", letter: "w", needs: ["list_workers"]},
   {name: "schedules", title: "Schedules", letter: "s", needs: ["list_schedules"]},
   {name: "limits", title: "Limits", letter: "m", needs: ["list_limits"]},

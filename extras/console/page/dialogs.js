@@ -41,7 +41,7 @@ export function closeDialogs() {
 
 /** Ask for fields and do something with them.
  *
- * `fields`: [{name, label, value, hint, required, type, options, suggested, rows, when(values),
+ * `fields`: [{name, label, value, hint, required, type, step, options, suggested, rows, when(values),
  * changed(values, draw)}].
  * `run(values)` does it; if it throws, the error is shown and the form stays.
  */
@@ -86,7 +86,7 @@ async function awaitUnseen(running) {
 }
 
 function showField(field, values, draw) {
-  const {name, label, hint, required, type = "text", options, suggested, rows, changed} = field;
+  const {name, label, hint, required, type = "text", step, options, suggested, rows, changed} = field;
   const id = `field-${name}`;
   const isBox = type === "checkbox";
   const common = {id, name, required, oninput: (event) => {
@@ -97,7 +97,7 @@ function showField(field, values, draw) {
   const input = options
     ? h("select", common, options.map((one) => h("option", {value: one, selected: one === values[name]}, one)))
     : rows ? h("textarea", {...common, rows, value: values[name], spellcheck: "false"})
-      : h("input", {...common, type, ...(isBox ? {checked: Boolean(values[name])} : {value: values[name]}),
+      : h("input", {...common, type, step, ...(isBox ? {checked: Boolean(values[name])} : {value: values[name]}),
         autocomplete: "off", spellcheck: "false"});
   return h("div", {class: isBox ? "field check" : "field", key: name},
     h("label", {for: id}, label), input,

@@ -25,10 +25,10 @@ TYPES = "types"
 FOLLOWING = frozenset({"get_task", "cancel_task"})
 RARE = frozenset({
     "append_output", "check_terminator", "create_task_webhook", "declare_type", "emit_receipt", "end_session",
-    "find_id", "get_config", "get_receipt", "health", "list_archived_receipts", "list_consents", "list_schedules",
-    "list_sessions", "list_steps", "list_task_webhooks", "pause_schedule", "read_output", "ready", "record_step",
-    "remove_task_webhook", "remove_type", "report_schedule", "resume_schedule", "run_schedule", "search_tasks",
-    "sign_out_everywhere", "wait_tasks", "withdraw_consent"})
+    "find_id", "get_config", "get_receipt", "get_traffic", "health", "list_archived_receipts", "list_consents",
+    "list_schedules", "list_sessions", "list_steps", "list_task_webhooks", "pause_schedule", "read_output", "ready",
+    "record_step", "remove_task_webhook", "remove_type", "report_schedule", "resume_schedule", "run_schedule",
+    "search_tasks", "sign_out_everywhere", "wait_tasks", "withdraw_consent"})
 RARE_FOR_WORKERS = frozenset({"answer_input", "list_inputs", "list_receipts"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"checkpoint", "expected_artifact_mime", "expected_outcome_kind", "max_expiries",

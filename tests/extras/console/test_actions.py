@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -260,3 +261,50 @@ def test_a_question_is_answered_from_its_card(chromium: Chromium, console: Conso
     again = call("lease_next", accept_types=["deploy.run"], **worker)["tasks"][0]
     assert again["inputs"]["deploy"]["action"] == "accept"
     assert again["inputs"]["deploy"]["content"] == {"window": "tonight", "note": "after the backup"}
+
+
+SCHEMA = {"type": "object", "required": ["file", "pages", "to"], "properties": {
+    "file": {"type": "string", "title": "File"}, "pages": {"type": "integer", "title": "Pages", "minimum": 1},
+    "scale": {"type": "number", "title": "Scale", "default": 1.5}, "to": {"enum": ["text", "html"], "title": "Into"},
+    "deskew": {"type": "boolean", "title": "Deskew"}, "box": {"$ref": "#/$defs/Box"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note", "default": None}},
+    "$defs": {"Box": {"type": "object", "title": "Box", "properties": {"left": {"type": "integer"}}}}}
+
+
+@BOTH
+def test_a_task_of_a_declared_type_is_created_in_a_form_made_of_its_schema(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    gate_to_change.call("declare_type", worker_id="w9", type="scan.page", description="Reads a page.",
+                        payload_schema=SCHEMA)
+    console.visit("tasks")
+    press(console, "New task")
+    dialog = console.page.get_by_role("dialog")
+    dialog.get_by_label("Type").fill("scan.page")
+    dialog.get_by_label("Type").press("Tab")
+    dialog.get_by_label("Into").select_option("html")
+    dialog.get_by_label("Deskew").check()
+    assert dialog.locator("#field-type-hint").inner_text() == "Reads a page."
+    assert dialog.get_by_label("Payload (JSON)").count() == 0
+    for label, value in {"File": "a.png", "Pages": "0", "Scale": "0.25", "Box": '{"left": 3}'}.items():
+        dialog.get_by_label(label, exact=True).fill(value)
+    dialog.get_by_role("button", name="Create it").click()
+    dialog.get_by_role("alert").get_by_text("payload.pages").wait_for()
+    answer(console, "Create it", Pages="2")
+    console.page.locator("h1").wait_for()
+
+    made = gate_to_change.call("get_task", task_id=gate_to_change.find(type="scan.page"))
+    assert made["payload"] == {"file": "a.png", "pages": 2, "scale": 0.25, "to": "html", "deskew": True,
+                               "box": {"left": 3}}
+    console.visit(f"queues/{gate_to_change.call('list_queues', type='scan.page')['queues'][0]['queue_id']}")
+    press(console, "New task")
+    dialog.get_by_label("File", exact=True).fill("b.png")
+    dialog.get_by_label("Pages", exact=True).fill("1")
+    dialog.get_by_label("Write the payload as JSON").check()
+    written = dialog.get_by_label("Payload (JSON)").input_value()
+    assert json.loads(written) == {"file": "b.png", "pages": 1, "scale": 1.5, "to": "text", "deskew": False}
+    answer(console, "Create it", **{"Payload (JSON)": '{"file": "c.png", "pages": 9, "to": "text"}'})
+    console.page.locator("h1").wait_for()
+    last = gate_to_change.call("get_task", task_id=gate_to_change.find(type="scan.page"))
+    assert last["payload"] == {"file": "c.png", "pages": 9, "to": "text"}
+    [refused] = console.faults()
+    assert "400 (Bad Request)" in refused

@@ -180,6 +180,7 @@ function showQueue({queue, lanes, workers, pauses}, page) {
   return [
     h("div", {class: "head"}, h("h1", null, say(queue.type)), mine.length > 0 && badge("paused"),
       h("div", {class: "actions"}, pauseButtons(page, lane, pauses),
+        page.may("create_task") && h("button", {onclick: () => askForTask(page, queue.type)}, "New task …"),
         page.may("pause_work") && lanes.length > 0
           && h("button", {onclick: () => askPause(page, {type: queue.type})}, "Pause all lanes …"),
         copyMenu("get_queue", {queue_id: queue.queue_id}))),
@@ -193,6 +194,10 @@ function showQueue({queue, lanes, workers, pauses}, page) {
     showFlow(queue, page),
     workers && showWhoCan(split, page),
     lanes.length > 0 && section("Other lanes of this type", {}, h("ul", {class: "plain"}, lanes.map(showLane)))];
+}
+
+async function askForTask(page, type) {
+  return (await import("../new_task.js")).askForTask(page, type);
 }
 
 function showWhoCan({able, others}, page) {

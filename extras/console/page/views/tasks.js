@@ -7,8 +7,8 @@ import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
 import {endOf, filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
-import {readPayload, writeJson} from "../exact.js";
-import {go, link} from "../route.js";
+import {writeJson} from "../exact.js";
+import {link} from "../route.js";
 import {asCommand, copyMenu, FIRST_TASK, menu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
@@ -18,14 +18,12 @@ import {sayNumber} from "../say.js";
 const PAGE = 200;
 const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
 const MOST_ENDS = 8;
-const MOST_NAMED = 8;
 const WHOLE_ID = 36;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
 const WORDS = "type: status: owner: age: held: id: created: tag: payload.NAME:";
 const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:", payload: "payload.", tag: "tag:"};
 const PREVIEW_LETTERS = 120;
-const EXAMPLE_LETTERS = 4000;    // a longer payload is none that somebody edits by hand
 
 /** The words of the filter; each gives fields of list_tasks. */
 export function wordsAt(now) {
@@ -246,39 +244,9 @@ function showRows(page, pages, q, ends) {
         && ` · ${sayNumber(page.local.searched)} searched`));
 }
 
-/** Ask for a task and create it; the newest task of the type shows what its payload looks like. */
-async function askForTask(page, type = "") {
-  const served = await findServed(page);
-  const types = [...new Set([...served, ...(page.local.types ?? []).map(([name]) => name)])];
-  const fill = async (values, draw) => {
-    const {tasks: [newest]} = await page.call("list_tasks", {type: values.type, limit: 1});
-    if (!newest || values.payload !== values.example) return;
-    const text = writeJson(newest.payload, 2);
-    if (text.length > EXAMPLE_LETTERS) return;
-    values.payload = values.example = text;
-    draw();
-  };
-  const answer = await askForm("New task", {button: "Create it", fields: [
-    {name: "type", label: "Type", value: type, required: true, suggested: types, changed: fill,
-      hint: served.length ? `Workers ask for ${served.slice(0, MOST_NAMED).join(", ")}`
-        : "What kind of work it is: a worker must accept it"},
-    {name: "payload", label: "Payload (JSON)", value: "{}", rows: 8,
-      hint: "What the worker needs; for a type that is known, it begins with the payload of its newest task"},
-    {name: "task_summary", label: "Summary", hint: "One line for people; may be empty"}],
-  start: async (values, draw) => {
-    values.example = values.payload;
-    if (values.type) await fill(values, draw);
-  },
-  run: ({type: kind, payload, task_summary: summary}) => page.act("create_task",
-    {type: kind.trim(), payload: readPayload(payload), ...(summary.trim() && {task_summary: summary.trim()})})});
-  if (!answer) return;
-  note("Created");
-  go(["task", answer.done.task_id], {});
-}
-
-async function findServed(page) {
-  const {types} = page.may("list_types") ? await page.call("list_types").catch(() => ({types: []})) : {types: []};
-  return types.map(({type}) => type).filter(Boolean);
+async function askForTask(page, type) {
+  const {askForTask: ask} = await import("../new_task.js");
+  return ask(page, type, (page.local.types ?? []).map(([name]) => name));
 }
 
 const DEEDS = {
