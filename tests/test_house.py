@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 7_840,
     "bench": 1_830,
     "clients": 4_340,
-    "clients/typescript": 2_300,
+    "clients/typescript": 2_480,
     "commands": 8_420,
     "conformance": 23_700,
     "extras/a2a": 1_755,

@@ -17,9 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import __version__
+from asyncgate.clients import SyncGate
 from asyncgate.clients.http import Http
 from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
 from asyncgate.commands.main import main
+from asyncgate.extras.payloads import FolderStore, Payloads
 from tests.conftest import Node, tools_of_npm
 from tests.support.pages import blocks
 
@@ -63,11 +65,11 @@ def test_the_package_has_the_version_of_the_gate() -> None:
     assert json.loads((SOURCE / "package.json").read_text())["version"] == __version__
 
 
-def test_only_the_state_of_a_worker_and_the_tests_need_what_only_node_has() -> None:
+def test_only_the_state_of_a_worker_a_folder_and_the_tests_need_what_only_node_has() -> None:
     """So a bundler takes the client to a browser or to the edge."""
     needing = {path.name for path in SOURCE.joinpath("src").glob("*.ts") if re.search(r'from "node:', path.read_text())}
 
-    assert needing == {"state.ts", "testing.ts"}
+    assert needing == {"folder.ts", "state.ts", "testing.ts"}
     importing = {path.name for path in SOURCE.joinpath("src").glob("*.ts") if 'from "./state.js"' in path.read_text()}
     assert importing == set()
 
@@ -140,6 +142,37 @@ def test_the_start_of_its_readme_survives_a_kill(
     assert rest[-1] == "question 10"
     # Each runtime prints an object its own way.
     assert re.sub(r"[\s,]", "", result) == re.sub(r"[\s,]", "", second) == "{words:10}"
+
+
+READER = """
+import { FolderStore, Payloads } from "asyncgate/payloads";
+import { Worker } from "asyncgate";
+const payloads = new Payloads(new FolderStore(process.argv[2]), { aboveBytes: 1000 });
+await new Worker({ workerId: "reader", state: null, payloads }).task("twice", text => text + text).run();
+"""
+
+
+def test_a_large_payload_of_python_is_read_in_typescript_and_its_result_in_python(
+        package: Any, live: Any, tmp_path: Path) -> None:
+    folder, text = use(package, tmp_path / "user"), "é ü %20# " * 200
+    (folder / "reader.mjs").write_text(READER)
+    store = tmp_path / "pay loads#1"
+    environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests"}
+
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen([package.find("node"), "reader.mjs", store], cwd=folder, env=environment))
+        stack.callback(process.kill)
+        gate = stack.enter_context(SyncGate(live.url, "a-token-for-tests", agent_id="ada", payloads=Payloads(
+            FolderStore(store), above_bytes=1000)))
+        handle = gate.submit("twice", text)
+        result = handle.result()
+        task = handle.task()
+
+    assert result == text + text
+    assert task.payload is None
+    assert task.result is not None
+    assert task.result.result is None
 
 
 def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, live: Any, tmp_path: Path) -> None:

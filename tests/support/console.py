@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.chromium import Screen
 
 VIEWS = {"inbox": "i", "tasks": "t", "queues": "q", "traffic": "f", "workers": "w", "schedules": "s",
-         "limits": "m", "ledger": "l", "admin": "a", "health": "h"}      # each with the letter that leads there after a g
+         "limits": "m", "ledger": "l", "admin": "a", "health": "h"}      # with the letter that leads there after a g
 MARK_LEFT = """place => {
     const main = document.getElementById("main");
     if (main && location.hash.split("?")[0] !== `#/${place}`) main.dataset.left = "";

@@ -12,6 +12,16 @@ export class AsyncGateError extends Error {
   }
 }
 
+/** A store has nothing under an address, or the address is of another place, which nobody reads for a stranger. */
+export class NotInStore extends AsyncGateError {
+  constructor(message: string) { super("not_in_store", message); }
+}
+
+/** What a store gives is not what the receipt names. */
+export class PayloadDamaged extends AsyncGateError {
+  constructor(message: string) { super("payload_damaged", message); }
+}
+
 // The call that helps after a refusal, where there is one; the message says what to do then.
 const NEXT: Partial<Record<RefusalCode, OperationName>> = {
   already_answered: "list_inputs", forbidden: "whoami", idempotency_conflict: "list_tasks", input_expired: "explain_task",

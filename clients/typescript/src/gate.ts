@@ -4,6 +4,7 @@ import { follow, followOutput, type FollowOptions, type GateEvent } from "./even
 import { Connection, isTemporary, pauseAfter, sleep, type CallOptions, type ConnectOptions } from "./http.js";
 import { CALLS, LISTED, OperationMethods } from "./operations.js";
 import type { Answered, CreateTask, EntryRecord, InputAction, InputRecord, Lists, OperationName, Operations, Status, TaskRecord } from "./operations.js";
+import type { Payloads } from "./payloads.js";
 import { parse, type StandardSchema } from "./schema.js";
 
 /** How to reach a gate, and who calls if the credential does not say it. */
@@ -12,6 +13,8 @@ export interface GateOptions extends ConnectOptions {
   agentId?: string;
   /** The worker in whose name leases are taken, for a credential that names nobody. */
   workerId?: string;
+  /** The store of large payloads and results, of `asyncgate/payloads`; a worker has to have the same one. */
+  payloads?: Payloads;
 }
 
 /** Terms of a task, besides its type and payload. */
@@ -51,12 +54,14 @@ export class Gate extends OperationMethods {
   readonly agentId: string | undefined;
   readonly workerId: string | undefined;
   readonly connection: Connection;
+  readonly payloads: Payloads | undefined;
 
   constructor(options: GateOptions = {}) {
     super();
     this.agentId = options.agentId;
     this.workerId = options.workerId;
     this.connection = new Connection(options);
+    this.payloads = options.payloads;
   }
 
   get url(): string { return this.connection.url; }
@@ -102,8 +107,9 @@ export class Gate extends OperationMethods {
   stream(options?: FollowOptions): AsyncGenerator<GateEvent, void, undefined> { return follow(this.connection, options); }
 
   /** Call an operation by its name; it is repeated while that is safe and time is left. */
-  call<N extends OperationName>(operation: N, fields?: Operations[N]["takes"], options?: CallOptions): Promise<Operations[N]["gives"]> {
-    return this.connection.call(operation, { ...nameCaller(this, operation, fields ?? {}), ...fields }, options);
+  async call<N extends OperationName>(operation: N, fields?: Operations[N]["takes"], options?: CallOptions): Promise<Operations[N]["gives"]> {
+    const told = { ...nameCaller(this, operation, fields ?? {}), ...fields };
+    return await this.connection.call(operation, this.payloads ? await this.payloads.stow(operation, told) as typeof told : told, options);
   }
 }
 
@@ -151,7 +157,8 @@ export class Handle<Result = unknown> {
     const ended = await this.ended(options);
     if (ended.status === "failed") throw new TaskFailed(ended);
     if (ended.status === "canceled") throw new TaskCanceled(ended);
-    return await parse(options.schema, ended.result?.result, `the result of task ${this.taskId}`);
+    const value = ended.result && this.gate.payloads ? await this.gate.payloads.fetchResult(ended.result) : ended.result?.result;
+    return await parse(options.schema, value, `the result of task ${this.taskId}`);
   }
 
   /** Wait until the task has ended, in success or not. A gate that is away does not end the wait. */

@@ -3,7 +3,7 @@ export * from "./errors.js";
 export { Gate, Handle, type GateOptions, type OutputOptions, type SubmitOptions, type WaitOptions } from "./gate.js";
 export type { CallOptions, ConnectOptions } from "./http.js";
 export type { FollowOptions, GateEvent } from "./events.js";
-export { Done, Fail, Lost, Park, Retry, StepMismatch, StepsLost, TooLarge, type Job, type Question } from "./job.js";
+export { Done, Fail, Lost, Park, Retry, StepMismatch, StepsLost, TooLarge, type Job, type LogLevel, type Question } from "./job.js";
 export { Worker, type TaskFunction, type TaskOptions, type WorkerOptions } from "./worker.js";
 export type { OutputOf, StandardIssue, StandardResult, StandardSchema } from "./schema.js";
 export { REFUSALS, type Addressee, type ChangeRecord, type CreateTask, type EntryRecord, type Input, type InputRecord, type Offer, type OperationName, type Operations,

@@ -3,8 +3,16 @@ import { AsyncGateError, LeaseInvalid, Refusal, type Conflict } from "./errors.j
 import type { Me, Pulse } from "./heart.js";
 import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
 import type { Addressee, Children, Input, Offer, OnExpiry, UntilChildren } from "./operations.js";
-import { Printer } from "./output.js";
+import { Printer, toPart } from "./output.js";
 import type { Gate } from "./gate.js";
+
+const LOG_BYTES = 100_000;      // of log lines that one run may keep
+
+/** How grave a line of the console has to be. */
+export type LogLevel = "debug" | "info" | "warn" | "error";
+
+/** Runs functions whose lines are kept. */
+export interface KeptConsole { run<T>(keep: (line: string) => void, work: () => T): T; end(): void }
 
 /** Return it from a task function that has more than its result. */
 export class Done<Result = unknown> {
@@ -108,6 +116,7 @@ export class Job<Payload = unknown> {
   #report: Record<string, unknown> = {};
   #saved: unknown;
   #steps = 0;
+  #logLeft = LOG_BYTES;
   #recorded: Promise<Map<number, readonly [string, unknown]>> | undefined;
 
   constructor(readonly payload: Payload, readonly offer: Offer, parts: { gate: Gate; me: Me; pulse: Pulse; mostBytes: number; say: (text: string) => void }) {
@@ -123,8 +132,8 @@ export class Job<Payload = unknown> {
     this.#mostBytes = parts.mostBytes;
     this.#me = parts.me;
     this.#held = { ...parts.me, task_id: offer.task_id, lease_id: offer.lease_id, fence: offer.fence };
-    this.#printer = new Printer(async (chunks, position) =>
-      (await this.#insist(() => this.#gate.appendOutput({ ...this.#held, chunks, position }, { signal: this.signal }))).chunks,
+    this.#printer = new Printer(async (chunks, position, stream) =>
+      (await this.#insist(() => this.#gate.appendOutput({ ...this.#held, chunks, position, stream }, { signal: this.signal }))).chunks,
     offer.chunks ?? 0, error => { if (!this.lost) parts.say(`task ${this.taskId}: its further output is not sent: ${String(error)}`); });
     parts.pulse.lost = reason => this.lose(reason);
   }
@@ -171,11 +180,30 @@ export class Job<Payload = unknown> {
     return this.signal.aborted ? Promise.resolve() : this.#printer.print(`${values.map(show).join(" ")}\n`);
   }
 
+  /** Keep a line of a log with the task, beside its output: 100 KB in one run; what comes after is left out. */
+  log(text: string): void {
+    if (this.#logLeft <= 0 || this.signal.aborted) return;
+    this.#logLeft -= new TextEncoder().encode(text).length + 1;
+    void this.#printer.print(`${text.replaceAll("\0", "\ufffd")}\n${this.#logLeft > 0 ? "" : "(further lines of this run are not kept)\n"}`, "log");
+  }
+
+  /** Say something to whoever follows the task, as a message of its own in A2A: texts, parts as A2A has them, or other JSON. */
+  message(...parts: unknown[]): Promise<void> { return this.#append({ role: "ROLE_AGENT", parts: parts.map(toPart) }); }
+
+  /** Give an artifact of a name while the task is worked on, or append to it; without `append` it is replaced. */
+  artifact(parts: readonly unknown[], { name = "artifact", append = false }: { name?: string; append?: boolean } = {}): Promise<void> {
+    return this.#append({ artifactId: name, append, parts: parts.map(toPart) });
+  }
+
+  async #append(chunk: unknown): Promise<void> {
+    this.signal.throwIfAborted();
+    await this.#printer.append(chunk);
+  }
+
   /** Append each chunk to the output of the task, and give it on: `for await (const token of job.stream(tokens))`. */
   async *stream<Chunk>(chunks: Iterable<Chunk> | AsyncIterable<Chunk>): AsyncGenerator<Chunk, void, undefined> {
     for await (const chunk of chunks) {
-      this.signal.throwIfAborted();
-      await this.#printer.append(chunk);
+      await this.#append(chunk);
       yield chunk;
     }
   }

@@ -1,5 +1,6 @@
 /** What a task function prints and streams: sent in the background, in order, each chunk once. */
 import { sleep, writeJson } from "./http.js";
+import type { OutputKind } from "./operations.js";
 
 const GATHER_SECONDS = 0.05;            // for which texts are gathered before they are sent
 const MOST_WAITING_BYTES = 2 ** 20;     // that wait for a slow gate; then who awaits waits, too
@@ -7,7 +8,7 @@ const MOST_CALL_BYTES = 100_000, MOST_CALL_CHUNKS = 100;
 const LONGEST_TEXT = 16_000;            // letters of one chunk of printed text
 const FLUSH_SECONDS = 30;               // that the end of a task waits for its output
 
-interface Chunk { value: unknown; bytes: number; readonly printed: boolean }
+interface Chunk { value: unknown; bytes: number; readonly printed: boolean; readonly stream: OutputKind }
 
 /** Sends the output of one task. */
 export class Printer {
@@ -19,13 +20,13 @@ export class Printer {
   #blocked: (() => void)[] = [];
 
   /** `send` appends chunks behind a position and gives the next one; `drop` is told why nothing more is sent. */
-  constructor(private readonly send: (chunks: unknown[], position: number) => Promise<number>, private position: number, private readonly drop: (error: unknown) => void) {}
+  constructor(private readonly send: (chunks: unknown[], position: number, stream: OutputKind) => Promise<number>, private position: number, private readonly drop: (error: unknown) => void) {}
 
   /** Append text; pieces that are printed within a moment are one chunk. Ends when there is room for more. */
-  print(text: string): Promise<void> {
+  print(text: string, stream: OutputKind = "output"): Promise<void> {
     for (let rest = text.toWellFormed(); rest;) {
       const at = rest.length > LONGEST_TEXT && (rest.codePointAt(LONGEST_TEXT - 1) ?? 0) > 0xffff ? LONGEST_TEXT - 1 : LONGEST_TEXT;
-      this.#add(rest.slice(0, at), true);
+      this.#add(rest.slice(0, at), true, stream);
       rest = rest.slice(at);
     }
     return this.#findRoom();
@@ -33,7 +34,7 @@ export class Printer {
 
   /** Append one chunk. Ends when there is room for more. */
   async append(chunk: unknown): Promise<void> {
-    this.#add(JSON.parse(writeJson(chunk, "the chunk")), false);
+    this.#add(JSON.parse(writeJson(chunk, "the chunk")), false, "output");
     await this.#findRoom();
   }
 
@@ -50,13 +51,13 @@ export class Printer {
     this.#close();
   }
 
-  #add(value: unknown, printed: boolean): void {
+  #add(value: unknown, printed: boolean, stream: OutputKind): void {
     if (this.#closed) return;
     const bytes = new TextEncoder().encode(JSON.stringify(value)).length, last = this.#waiting.length > this.#sending ? this.#waiting.at(-1) : undefined;
-    if (printed && last?.printed && `${String(last.value)}${String(value)}`.length <= LONGEST_TEXT) {
+    if (printed && last?.printed && last.stream === stream && `${String(last.value)}${String(value)}`.length <= LONGEST_TEXT) {
       last.value = `${String(last.value)}${String(value)}`;
       last.bytes += bytes;
-    } else this.#waiting.push({ value, bytes, printed });
+    } else this.#waiting.push({ value, bytes, printed, stream });
     this.#bytes += bytes;
     this.#running ??= this.#run();
   }
@@ -67,7 +68,7 @@ export class Printer {
         await sleep(GATHER_SECONDS);
         const chunks = this.#choose();
         this.#sending = chunks.length;
-        this.position = await this.send(chunks.map(chunk => chunk.value), this.position);
+        this.position = await this.send(chunks.map(chunk => chunk.value), this.position, chunks[0]?.stream ?? "output");
         this.#sending = 0;
         for (const { bytes } of this.#waiting.splice(0, chunks.length)) this.#bytes -= bytes;
         this.#wake();
@@ -84,7 +85,7 @@ export class Printer {
     let bytes = 0, count = 0;
     for (const chunk of this.#waiting.slice(0, MOST_CALL_CHUNKS)) {
       bytes += chunk.bytes;
-      if (count && bytes > MOST_CALL_BYTES) break;
+      if (count && (bytes > MOST_CALL_BYTES || chunk.stream !== this.#waiting[0]?.stream)) break;
       count++;
     }
     return this.#waiting.slice(0, count);
@@ -100,4 +101,10 @@ export class Printer {
     this.#closed = true;
     this.#wake();
   }
+}
+
+/** A value as a part of a message or an artifact of A2A. */
+export function toPart(value: unknown): unknown {
+  const isPart = typeof value === "object" && value !== null && ["text", "raw", "url", "data"].filter(name => name in value).length === 1;
+  return isPart ? value : typeof value === "string" ? { text: value } : { data: value };
 }

@@ -1,8 +1,11 @@
-/** What a worker keeps on disk: its instance, and the ends that it could not deliver. The only file that needs Node's modules. */
+/** What a worker needs of Node: the folder of its instance and of the ends that it could not deliver, and what its functions log. */
 import { open, mkdir, readFile, readdir, rename, rm, stat, utimes } from "node:fs/promises";
 import { homedir, hostname } from "node:os";
 import { createHash } from "node:crypto";
+import { AsyncLocalStorage } from "node:async_hooks";
 import { basename, dirname, join } from "node:path";
+import { format } from "node:util";
+import type { KeptConsole, LogLevel } from "./job.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 
 const TOUCH_SECONDS = 20;
@@ -146,4 +149,21 @@ async function readStart(pid: number): Promise<string> {
   const text = await readFile(`/proc/${pid}/stat`, "utf8").catch(() => "");
   const [state, ...fields] = text.slice(text.lastIndexOf(")") + 2).split(" ");
   return state === "Z" ? "ended" : fields[18] ?? "";
+}
+
+const METHODS = [["debug", 0], ["log", 1], ["info", 1], ["warn", 2], ["error", 3]] as const;
+const LEVELS: readonly LogLevel[] = ["debug", "info", "warn", "error"];
+
+/** Give what functions say by console, also later and in what they await, to whoever runs them; it is shown all the same. */
+export function keepConsole(least: LogLevel): KeptConsole {
+  const running = new AsyncLocalStorage<(line: string) => void>();
+  const kept = METHODS.filter(([, level]) => level >= LEVELS.indexOf(least)).map(([name, level]) => {
+    const shown = console[name], both = (...values: unknown[]): void => {
+      shown.apply(console, values);
+      running.getStore()?.(`${LEVELS[level] ?? ""}: ${format(...values)}`);
+    };
+    console[name] = both;
+    return { name, shown, both };
+  });
+  return { run: (keep, work) => running.run(keep, work), end: () => { for (const { name, shown, both } of kept) if (console[name] === both) console[name] = shown; } };
 }

@@ -1,9 +1,9 @@
 /** A worker: it leases tasks, runs your function for each, and reports the result until the gate has received it. */
-import { Refusal, SchemaMismatch, Unreachable } from "./errors.js";
+import { PayloadDamaged, Refusal, SchemaMismatch, Unreachable } from "./errors.js";
 import { Gate, type GateOptions } from "./gate.js";
 import { Heart, Pulse, type Me } from "./heart.js";
 import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
-import { Done, Fail, Job, Park, Retry, StepsLost, TooLarge } from "./job.js";
+import { Done, Fail, Job, Park, Retry, StepsLost, TooLarge, type KeptConsole, type LogLevel } from "./job.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 import type { LeaseRecord, Offer } from "./operations.js";
 import { describeSchema, parse, type StandardSchema } from "./schema.js";
@@ -28,6 +28,8 @@ export interface WorkerOptions extends Omit<GateOptions, "agentId" | "workerId">
   declare?: boolean;
   /** Whether the error of a task tells where in your code it was thrown; default true. */
   traces?: boolean;
+  /** Keep with each task what its function says by console, from this level on: 100 KB in one run. Default: nothing. */
+  keepLogs?: LogLevel;
   /** Where the worker says what is wrong; default: console.warn. */
   log?: (line: string) => void;
 }
@@ -71,6 +73,7 @@ export class Worker {
   #me: Me = { worker_id: "" };
   #place: MemoryPlace = new MemoryPlace();
   #heart!: Heart;
+  #console: KeptConsole | undefined;
   #instance = "";
   #process: string | undefined;
   #mostBytes = 65_536;
@@ -125,6 +128,7 @@ export class Worker {
       await this.#drain();
     } finally {
       await this.#leave();
+      this.#console?.end();
     }
   }
 
@@ -135,10 +139,12 @@ export class Worker {
     const own = you.principal_id !== null && ["", you.principal_id].includes(wanted);
     const outlives = this.#options.state !== null, disk = await import("./state.js").catch(error => { if (outlives) throw error; return undefined; });
     this.#process = disk?.nameProcess();
+    if (this.#options.keepLogs && !disk) throw new Error("keepLogs needs Node's modules, which this platform lacks");
     const worker_id = wanted || you.principal_id || this.#process?.replace(/:\d+$/, "") || "worker";
     this.#place = outlives && disk ? await disk.takePlace(this.#options.state ?? disk.defaultFolder(this.#gate.url), worker_id) : new MemoryPlace();
     this.#me = { worker_id, worker_instance_id: this.#place.instanceId, ...(own && { worker_kind: you.principal_kind as Me["worker_kind"] ?? null }) };
     this.#heart = new Heart(this.#gate, this.#me, this.#options.ttlSeconds ?? 30, this.#options.outageSeconds ?? 300);
+    if (this.#options.keepLogs) this.#console ??= disk?.keepConsole(this.#options.keepLogs);
   }
 
   // Delivers the ends kept from earlier runs, and goes on under the leases of an earlier process.
@@ -253,8 +259,8 @@ export class Worker {
     const task = this.#tasks.get(job.type) as Task;
     let letter: Letter;
     try {
-      const payload = await readPayload(task, job);
-      letter = this.#letter(job, "complete", await this.#completion(job, task, await task.run(payload, job)));
+      const payload = await this.#readPayload(task, job), run = (): unknown => task.run(payload, job);
+      letter = this.#letter(job, "complete", await this.#completion(job, task, await (this.#console ? this.#console.run(line => job.log(line), run) : run())));
     } catch (error) {
       letter = this.#failure(job, task, error);
     } finally {
@@ -268,15 +274,28 @@ export class Worker {
     await this.#deliver(job, letter);
   }
 
+  async #readPayload(task: Task, job: Job): Promise<unknown> {
+    const told = job as { payload: unknown }, { payloads } = this.#gate;
+    if (payloads) told.payload = await payloads.fetchPayload(job.offer).catch((error: Error) => {
+      if (error instanceof PayloadDamaged || error instanceof SyntaxError) throw new Fail(error.message, { code: "payload_damaged" });
+      throw new Retry(`the store does not give the payload: ${error.message}`, { code: "payload_unavailable" });
+    });
+    return told.payload = await readValue(task.options.payload, job.payload, "the payload");
+  }
+
   async #completion(job: Job, task: Task, value: unknown): Promise<Record<string, unknown>> {
     const { result: given, more } = value instanceof Done ? value : new Done(value);
     const result = await readValue(task.options.result, given, "the result");
     const artifacts = more.artifacts ?? (more.deliveryProof ? undefined : [{ type: "inline", uri: `asyncgate://${this.#instance}/tasks/${job.taskId}/result` }]);
+    const fields: Record<string, unknown> = { artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary };
     try {
-      return { result: JSON.parse(writeJson(result, "the result")) as unknown, artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary };
+      fields["result"] = JSON.parse(writeJson(result, "the result"));
     } catch (error) {
       throw new Fail(`the result cannot be written as JSON: ${String(error)}`, { code: "invalid_result" });
     }
+    return await this.#gate.payloads?.stow("complete", fields).catch((error: Error) => {
+      throw new Retry(`the store does not take the result: ${error.message}`, { code: "result_unavailable" });
+    }) ?? fields;
   }
 
   #failure(job: Job, task: Task, error: unknown): Letter {
@@ -376,10 +395,6 @@ export class Worker {
 }
 
 type Listen = (signal: string, listener: () => void) => void;
-
-async function readPayload(task: Task, job: Job): Promise<unknown> {
-  return (job as { payload: unknown }).payload = await readValue(task.options.payload, job.payload, "the payload");
-}
 
 async function readValue(schema: StandardSchema<unknown, unknown> | undefined, value: unknown, what: string): Promise<unknown> {
   try {

@@ -38,11 +38,13 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.incoming import computed_hash
+from tests.support import npm_package
 from tests.support.hasty import TOKEN, ended
 from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
+package = npm_package.package
 Kinds = Callable[[str], Awaitable[str]]
 
 
@@ -236,15 +238,49 @@ async def test_lost_steps_are_told_by_the_command_the_events_and_the_next_offer(
     assert sha256(None, 1, "fetch", hashlib.sha256(b"7").hexdigest()) == proof
 
 
-@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
-async def test_a_worker_does_not_do_again_what_a_lost_step_has_done(gate: Gate, target: str, start: Any) -> None:
+async def lose_step(gate: Gate, target: str, start: Any) -> tuple[Any, str]:
+    """Record a step, rebuild the gate, and serve the new one; return the old offer, and the URL."""
     offer = await gate.leased(type="t", max_attempts=1)
     await gate.as_worker().record_step(**under(offer), seq=1, name="pay", value=7)
     await emptied(gate)
     await rebuilt(gate, target)
+    return offer, start(f"default_tenant_id={gate.tenant_id}", database=target).url
+
+
+PAYING = """
+import { Worker } from "asyncgate";
+const worker = new Worker({ workerId: "w2", state: null });
+worker.task("t", (_, job) => job.step("pay", () => console.log("paid")));
+await worker.run();
+"""
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+async def test_a_worker_in_typescript_does_not_do_again_what_a_lost_step_has_done(
+        gate: Gate, target: str, start: Any, package: Any, tmp_path: Path) -> None:
+    offer, url = await lose_step(gate, target, start)
+    (tmp_path / "node_modules").symlink_to(package.folder / "node_modules")
+    (tmp_path / "worker.mjs").write_text(PAYING)
+
+    async with AsyncHttp(url, TOKEN) as new:
+        await new.call("release_hold", task_id=offer.task_id)
+        environment = {**package.environment, "ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": TOKEN}
+        worker = await asyncio.create_subprocess_exec(package.find("node"), "worker.mjs", cwd=tmp_path, env=environment,
+                                                      stdout=asyncio.subprocess.PIPE)
+        task = await ended(new, offer.task_id)
+        worker.terminate()
+        paid = (await worker.communicate())[0]
+
+    assert paid == b""
+    assert (task["result"]["error"]["code"], task["attempt"]) == ("StepsLost", 0)     # and no other attempt follows
+    assert "is lost, because the gate was rebuilt" in task["result"]["error"]["message"]
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+async def test_a_worker_does_not_do_again_what_a_lost_step_has_done(gate: Gate, target: str, start: Any) -> None:
+    offer, url = await lose_step(gate, target, start)
     paid: list[int] = []
-    worker = Worker(url := start(f"default_tenant_id={gate.tenant_id}", database=target).url, "w2", token=TOKEN,
-                    state=None)
+    worker = Worker(url, "w2", token=TOKEN, state=None)
 
     @worker.task("t")
     def pay(payload: Any, job: Job) -> Any:

@@ -3,12 +3,17 @@ import assert from "node:assert/strict";
 import { createHmac } from "node:crypto";
 import { createRequire } from "node:module";
 import { once } from "node:events";
+import { mkdtemp, readdir, readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
 import { after, before, describe, it } from "node:test";
 import * as valibot from "valibot";
 import { z } from "zod";
 import { Fail, Forbidden, Gate, InvalidRequest, LeaseInvalid, NotAGate, NotFound, Refusal, TaskFailed, Unauthenticated, Unreachable, WaitTimeout, Worker } from "asyncgate";
 import { aiTool, claudeTool, mastraTool } from "asyncgate/ai";
+import { FolderStore, NotInStore, PayloadDamaged, Payloads } from "asyncgate/payloads";
 import { startGate } from "asyncgate/testing";
 import { verifyWebhook, webhookHandler, WebhookRejected } from "asyncgate/webhooks";
 
@@ -44,7 +49,7 @@ describe("the package", () => {
   it("has a type for every entry point, and no dependency", async () => {
     const { default: told } = await import("asyncgate/package.json", { with: { type: "json" } });
     assert.equal(told.dependencies, undefined);
-    assert.deepEqual(Object.keys(told.exports), [".", "./ai", "./react", "./testing", "./webhooks", "./package.json"]);
+    assert.deepEqual(Object.keys(told.exports), [".", "./ai", "./payloads", "./react", "./testing", "./webhooks", "./package.json"]);
   });
 });
 
@@ -96,6 +101,122 @@ describe("a worker", () => {
   it("needs a function, and a number of places", async () => {
     await assert.rejects(new Worker({ url: gate.url, state: null }).serve(), /no function/);
     assert.throws(() => new Worker({ url: gate.url, concurrency: 0 }), RangeError);
+  });
+});
+
+describe("what a function says by console", () => {
+  it("is kept with its task, from a level on, and shown all the same", async () => {
+    const shown = [], { warn, log } = console;
+    console.warn = (...values) => shown.push(values.join(" "));
+    console.log = (...values) => shown.push(values.join(" "));
+    try {
+      const keeping = gate.worker({ workerId: "keeping", keepLogs: "info", concurrency: 2, declare: false, log: () => undefined });
+      keeping.task("says", async (name, job) => {
+        console.debug("too quiet");
+        console.log("%s begins", name, { page: 7 });
+        job.print("output of", name);
+        await new Promise(done => setTimeout(done, 20));
+        console.warn(`${name} goes on`);
+        job.log("a line of its own");
+        if (name === "much") for (let line = 0; line < 30; line++) console.warn("x".repeat(10_000));
+      });
+      const serving = keeping.serve(), handles = await Promise.all(["ada", "bob", "much"].map(name => client.submit("says", name)));
+      for (const handle of handles) await handle.result();
+      keeping.stop();
+      await serving;
+      console.warn("nobody keeps this");
+      const kept = [];
+      for (const handle of handles) {
+        const entries = [];
+        for await (const entry of handle.output()) if (entry.chunk !== undefined) entries.push(entry);
+        kept.push(entries.filter(({ stream }) => stream === "log").map(({ chunk }) => chunk).join(""));
+        assert.match(entries.filter(({ stream }) => stream !== "log").map(({ chunk }) => chunk).join(""), /^output of \w+\n$/);
+      }
+      for (const [at, name] of ["ada", "bob"].entries()) assert.equal(kept[at], `info: ${name} begins { page: 7 }\nwarn: ${name} goes on\na line of its own\n`);
+      assert.match(kept[2], /x\n\(further lines of this run are not kept\)\n$/);
+      assert.ok(kept[2].length < 112_000 && kept[2].length > 100_000);
+      assert.ok(shown.includes("ada goes on") && shown.at(-1) === "nobody keeps this");
+    } finally {
+      Object.assign(console, { warn, log });
+    }
+  });
+  it("is not kept where nobody has asked for it", async () => {
+    const handle = await client.submit("echo", 1);
+    await handle.result();
+    assert.deepEqual((await client.readOutput({ task_id: handle.taskId })).entries.filter(({ stream }) => stream === "log"), []);
+  });
+});
+
+describe("a message and an artifact", () => {
+  it("have the form that A2A streams on", async () => {
+    const talking = gate.worker({ workerId: "talking", declare: false, log: () => undefined }).task("talks", async (_, job) => {
+      await job.message("I begin", { page: 7 }, { url: "https://example.com/a.png" });
+      await job.artifact(["one "], { name: "report" });
+      await job.artifact(["two"], { name: "report", append: true });
+    });
+    const serving = talking.serve(), handle = await client.submit("talks", null), chunks = [];
+    for await (const chunk of handle.stream()) chunks.push(chunk);
+    talking.stop();
+    await serving;
+    assert.deepEqual(chunks, [
+      { role: "ROLE_AGENT", parts: [{ text: "I begin" }, { data: { page: 7 } }, { url: "https://example.com/a.png" }] },
+      { artifactId: "report", append: false, parts: [{ text: "one " }] }, { artifactId: "report", append: true, parts: [{ text: "two" }] }]);
+  });
+});
+
+describe("a large value", () => {
+  const large = { text: "é".repeat(2000) };
+  let folder, payloads, rich, serving, reading;
+
+  before(async () => {
+    folder = await mkdtemp(join(tmpdir(), "pay loads-"));
+    payloads = new Payloads(new FolderStore(folder), { aboveBytes: 1000 });
+    rich = gate.client({ payloads });
+    reading = gate.worker({ workerId: "reading", declare: false, payloads, log: () => undefined });
+    reading.task("large", payload => payload === "small" ? "small" : { ...payload, more: payload.text });
+    serving = reading.serve();
+  });
+  after(async () => {
+    reading.stop();
+    await serving;
+  });
+
+  it("goes through the store, and the gate and the receipts have its hash", async () => {
+    const handle = await rich.submit("large", large, { key: "once" });
+    assert.deepEqual(await handle.result(), { ...large, more: large.text });
+    const { payload, payload_pointer: pointer, result } = await handle.task(), [artifact] = result.artifacts;
+    assert.deepEqual([payload, result.result, artifact.type], [null, null, "result"]);
+    assert.match(pointer, /^file:.*#sha256=[0-9a-f]{64}&bytes=4011$/);
+    assert.equal(JSON.parse(await readFile(fileURLToPath(artifact.uri), "utf8")).more, large.text);
+    assert.equal((await rich.submit("large", large, { key: "once" })).taskId, handle.taskId);
+    assert.equal(await (await client.handle(handle.taskId)).result(), null);       // who has no store gets what the gate has
+    const { receipts } = await client.listReceipts({ task_id: handle.taskId });
+    assert.ok(receipts.some(({ body }) => JSON.stringify(body).includes(artifact.sha256)));
+    assert.equal((await readdir(folder)).length, 2);
+  });
+  it("stays in the gate if it is small", async () => {
+    const handle = await rich.submit("large", "small");
+    assert.equal(await handle.result(), "small");
+    assert.equal((await handle.task()).payload_pointer, null);
+  });
+  it("that somebody has changed fails the task for good, and a result is not believed", async () => {
+    const { results: [made] } = await rich.createTasks({ tasks: [{ type: "later", payload: { text: "ü".repeat(2000) } }] });
+    const file = fileURLToPath((await rich.getTask({ task_id: made.task_id })).payload_pointer.replace(/#.*/, ""));
+    await writeFile(file, (await readFile(file, "utf8")).replace("ü", "ö"));
+    const later = gate.worker({ workerId: "later", declare: false, payloads, log: () => undefined }).task("later", () => 1);
+    const laterServing = later.serve();
+    await assert.rejects(rich.handle(made.task_id).result(), error => error instanceof TaskFailed && error.error.code === "payload_damaged");
+    later.stop();
+    await laterServing;
+    await assert.rejects(payloads.get({ uri: `file://${file}`, sha256: "0".repeat(64), bytes: 1 }), PayloadDamaged);
+  });
+  it("is not read from elsewhere, nor if it is larger than whoever reads takes", async () => {
+    const sha256 = "a".repeat(64);
+    for (const uri of ["file:///etc/passwd", `file:///etc/${sha256}`, `s3://bucket/${sha256}`, `https://example.com/${sha256}`, "nothing"])
+      await assert.rejects(payloads.get({ uri, sha256, bytes: 10 }), error => error instanceof NotInStore && /is not in the store/.test(error.message));
+    const uri = `${new URL(`file://${folder}/`)}aa/${sha256}`;
+    await assert.rejects(payloads.get({ uri, sha256, bytes: 10 }), error => error instanceof NotInStore && /is gone/.test(error.message));
+    await assert.rejects(payloads.get({ uri, sha256, bytes: 2 ** 31 }), PayloadDamaged);
   });
 });
 

@@ -1,6 +1,7 @@
 // What a user writes; it is compiled and not run. A line that must not compile says so.
 import { z } from "zod";
 import { Gate, Handle, Refusal, Worker, type Job, type TaskRecord, type wire } from "asyncgate";
+import { FolderStore, Payloads, type Store } from "asyncgate/payloads";
 import { useTask } from "asyncgate/react";
 import { webhookHandler } from "asyncgate/webhooks";
 
@@ -25,12 +26,16 @@ await handle.answer("go", { action: "decline" });
 // @ts-expect-error: an acceptance has a content
 await handle.answer("go", { action: "accept" });
 
-const worker = new Worker({ capabilities: ["ocr"], concurrency: 4 });
+const store: Store = new FolderStore("/srv/payloads"), payloads = new Payloads(store, { aboveBytes: 100_000 });
+const worker = new Worker({ capabilities: ["ocr"], concurrency: 4, keepLogs: "warn", payloads });
 worker.task("ocr", { payload: z.object({ page: z.number() }), result: z.array(z.string()), description: "Reads." }, async (payload, job) => {
   const number: number = payload.page;
   const lines: string[] = await job.step("read", async () => [`${number}`]);
   const answer = await job.ask("ok", { message: "ok?" });
   void job.print("page", number, { lines });
+  job.log("read");
+  await job.message("page", { number });
+  await job.artifact(lines, { name: "text", append: true });
   for await (const line of job.stream(lines)) { const text: string = line; void text; }
   if (job.children === undefined) await gate.submit("child", 1, { parent: job });
   else job.park({ children: "any", after: 60 });

@@ -1,0 +1,93 @@
+/** Large payloads and results in a store of the clients: the gate has their address, their length and their SHA-256. */
+import { NotInStore, PayloadDamaged } from "./errors.js";
+import { writeJson } from "./http.js";
+
+export { FolderStore } from "./folder.js";
+export { NotInStore, PayloadDamaged };
+
+/** Where the content is: it keeps bytes under names. */
+export interface Store {
+  /** Keep content under a name, anew if it is there; gives its URI. */
+  put(name: string, content: Uint8Array): Promise<string>;
+  /** What a URI names, if it has at most so many bytes; throws NotInStore, also for a URI of another place, and PayloadDamaged. */
+  get(uri: string, most: number): Promise<Uint8Array>;
+}
+
+/** Where a value is, its SHA-256 and its length. */
+export interface Pointer { readonly uri: string; readonly sha256: string; readonly bytes: number }
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** What a client or a worker does with large values, as the Python client does: `new Payloads(new FolderStore("/srv/payloads"))`. */
+export class Payloads {
+  readonly #above: number;
+  readonly #most: number;
+
+  /** Values above `aboveBytes` (256 KiB) go to the store; a pointer that promises more than `mostBytes` (1 GiB) is refused. */
+  constructor(readonly store: Store, { aboveBytes = 2 ** 18, mostBytes = 2 ** 30 }: { aboveBytes?: number; mostBytes?: number } = {}) {
+    this.#above = aboveBytes;
+    this.#most = mostBytes;
+  }
+
+  /** Put a value into the store if it is large. */
+  async put(value: unknown): Promise<Pointer | undefined> {
+    const content = new TextEncoder().encode(writeJson(value));
+    if (content.length <= this.#above) return undefined;
+    const sha256 = await digest(content);
+    return { uri: await this.store.put(sha256, content), sha256, bytes: content.length };
+  }
+
+  /** The value that a pointer names; throws NotInStore, or PayloadDamaged if it is another one now. */
+  async get({ uri, sha256, bytes }: Pointer): Promise<unknown> {
+    if (bytes > this.#most) throw new PayloadDamaged(`${uri} has ${bytes} bytes, and mostBytes is ${this.#most}`);
+    const content = await this.store.get(uri, bytes);
+    if (content.length !== bytes || await digest(content) !== sha256)
+      throw new PayloadDamaged(`${uri} is not what was stored: its SHA-256 or its length is another one`);
+    return JSON.parse(new TextDecoder().decode(content)) as unknown;
+  }
+
+  /** The fields of a call with pointers in place of large values. */
+  async stow(operation: string, fields: Fields): Promise<Fields> {
+    const { tasks } = fields, stow = operation.startsWith("complete") ? this.#stowResult : this.#stowPayload;
+    if (["create_task", "run_task", "complete"].includes(operation)) return await stow.call(this, fields);
+    if (!["create_tasks", "complete_tasks"].includes(operation) || !Array.isArray(tasks)) return fields;
+    return { ...fields, tasks: await Promise.all(tasks.map(task => stow.call(this, task as Fields))) };
+  }
+
+  async #stowPayload(fields: Fields): Promise<Fields> {
+    const pointer = fields["payload_pointer"] == null ? await this.put(fields["payload"]) : undefined;
+    return pointer ? { ...fields, payload: null, payload_pointer: `${pointer.uri}#sha256=${pointer.sha256}&bytes=${pointer.bytes}` } : fields;
+  }
+
+  async #stowResult(fields: Fields): Promise<Fields> {
+    const pointer = await this.put(fields["result"]);
+    if (!pointer) return fields;
+    const others = listArtifacts(fields["artifacts"]).filter(other => (other as { type?: unknown } | null)?.type !== "inline");
+    return { ...fields, result: null, artifacts: [...others, { type: "result", ...pointer }] };
+  }
+
+  /** The payload of an offered task, from the store if it is there. */
+  async fetchPayload({ payload, payload_pointer: text }: { payload?: unknown; payload_pointer?: string | null }): Promise<unknown> {
+    const [, uri, sha256, bytes] = /^([^#]+)#sha256=([0-9a-f]{64})&bytes=([0-9]{1,15})$/.exec(text ?? "") ?? [];
+    return payload == null && uri && sha256 ? await this.get({ uri, sha256, bytes: Number(bytes) }) : payload;
+  }
+
+  /** The result of a task, from the store if it is there. */
+  async fetchResult({ result, artifacts }: { result?: unknown; artifacts?: unknown }): Promise<unknown> {
+    const pointer = listArtifacts(artifacts).find(other => (other as { type?: unknown } | null)?.type === "result" && "sha256" in (other as Pointer));
+    return result == null && pointer ? await this.get(pointer as Pointer) : result;
+  }
+}
+
+// Artifacts come as a list, as { pointers: […] }, as one object, or not at all.
+function listArtifacts(artifacts: unknown): unknown[] {
+  if (Array.isArray(artifacts)) return artifacts as unknown[];
+  if (typeof artifacts !== "object" || artifacts === null) return [];
+  const inner = "pointers" in artifacts ? artifacts.pointers : artifacts;
+  return Array.isArray(inner) ? inner as unknown[] : [inner];
+}
+
+async function digest(content: Uint8Array): Promise<string> {
+  const hash = await crypto.subtle.digest("SHA-256", content as Uint8Array<ArrayBuffer>);
+  return [...new Uint8Array(hash)].map(byte => byte.toString(16).padStart(2, "0")).join("");
+}
