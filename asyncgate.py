@@ -101,8 +101,8 @@ from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model import families, stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, AWAITING, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of,
-    Lag, Lease, Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, AWAITING, FENCES_SKIPPED, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived, Audit, Entry,
+    Event, Key, key_of, Lag, Lease, Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.unique import hash_key, offer_successor, settle_unique, tell_outcome
 from asyncgate.parts.model.views import (
     answer_success, decode_terms, describe_steps, LOCATE, measure_task, note_repeats, refuse_item, show_lease,
@@ -273,7 +273,6 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
-FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
 TASKS_AT_ONCE = 16              # that a list reads before it knows how large they are
 

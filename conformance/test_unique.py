@@ -172,6 +172,22 @@ async def test_no_payload_is_replaced_that_a_worker_has(gate: Gate) -> None:
             offer = None
 
 
+async def test_no_payload_is_replaced_that_a_worker_has_had_though_a_claim_of_the_same_batch_may_get_it(
+        gate: Gate) -> None:
+    first = await make(gate, type="sync")
+    offer = await gate.claim()
+    assert offer is not None
+    await gate.as_worker().release_lease(**under(offer))
+
+    _, replaced, claimed = await asyncio.gather(        # the first is a batch alone, and the others are the next one
+        gate.create("other"), make(gate, "replace", payload=2), gate.claim("w2", accept_types=["sync"]),
+        return_exceptions=True)
+
+    assert isinstance(replaced, errors.UniqueConflict)
+    assert isinstance(claimed, wire.Offer)
+    assert (claimed.task_id, bytes(claimed.payload)) == (first.task_id, b"null")
+
+
 async def test_who_supersedes_cancels_the_other_task_as_its_creator(gates: tuple[Gate, Gate]) -> None:
     here, there = gates
     first = await make(here)

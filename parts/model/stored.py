@@ -48,6 +48,7 @@ from asyncgate.parts.model.cards import (
 QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
     {"succeeded", "failed", "canceled"})
 INPUT_REQUIRED = "input_required"       # why a task is on hold that has asked somebody
+FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 CHILDREN_OPEN = "children_open"         # and one that waits for its children
 KEY_TAKEN = "key_taken"                 # and one that waits for the end of another one with its key

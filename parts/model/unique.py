@@ -36,8 +36,11 @@ def name_key(task: stored.Task) -> str | None:
 
 
 def has_begun(task: stored.Task, lease: stored.Lease | None) -> bool:
-    """Whether some worker has had a task, or it has ended."""
-    return task.status != "queued" or lease is not None
+    """Whether some worker has had a task, or it has ended.
+
+    A task that a claim of the same batch may get comes without its last lease, but each lease has raised its fence.
+    """
+    return task.status != "queued" or lease is not None or task.fence % stored.FENCES_SKIPPED > 0
 
 
 def holds_key(task: stored.Task, lease: stored.Lease | None, now: float) -> bool:
