@@ -99,7 +99,7 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
 
         def tell(done: Round, plan: TorturePlan = plan) -> None:
             click.echo(done.describe())
-            for text in done.violations[:part.MOST_LISTED]:
+            for text in done.violations[:part.LISTED_VIOLATIONS]:
                 click.echo(f"  {text}")
             shown.count(plan, done, report)
         try:

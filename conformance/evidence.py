@@ -29,7 +29,7 @@ NOT_COVERED = (
     "kills of workers, of the scheduler and of the ledger; gates that send their receipts to a ledger",
     "clocks that jump or differ, resets at each byte of a request, name servers that hang",
     "a simulation of the order of all steps, and a model that is exhausted")
-MOST_LISTED = 20        # violations of a round that are listed
+LISTED_VIOLATIONS = 20        # violations of a round that are listed
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { border: 1px solid #d0d7de; padding: .3rem .6rem }
@@ -89,7 +89,7 @@ class TortureReport(Struct):
         for field_name in ("operations", "unknown", "tasks", "seconds"):
             setattr(row, field_name, getattr(row, field_name) + getattr(done, field_name))
         row.violations += len(done.violations)
-        for number, text in enumerate(done.violations[:MOST_LISTED]):
+        for number, text in enumerate(done.violations[:LISTED_VIOLATIONS]):
             violation = Violation(name, done.number, text)
             if folder is not None and done.record is not None:
                 keep_history(folder, f"{name.partition(':')[0]}-{done.number}", number, violation, done.record)

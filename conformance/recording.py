@@ -97,7 +97,8 @@ def take_line(record: Recorded, begun: dict[int, Call], line: dict[str, Any]) ->
     elif event == "fault":
         record.marks.append(Mark(line["at"], line["what"]))
     elif event == "row":
-        record.rows.setdefault(line["kind"], []).append(msgspec.convert(line["row"], RECORDED_KINDS[line["kind"]]))
+        record.rows.setdefault(line["kind"], []).append(
+            msgspec.convert(line["row"], RECORDED_KINDS[line["kind"]], strict=False))
     elif event == "problem":
         record.others.append(line["text"])
     else:
