@@ -101,8 +101,8 @@ from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model import families, stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, AWAITING, FENCES_SKIPPED, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived, Audit, Entry,
-    Event, Key, key_of, Lag, Lease, Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, AWAITING, FENCES_SKIPPED as FENCES_SKIPPED, INPUT_REQUIRED, KEY_TAKEN, QUEUED, TERMINAL, Account, Archived,
+    Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.unique import hash_key, offer_successor, settle_unique, tell_outcome
 from asyncgate.parts.model.views import (
     answer_success, decode_terms, describe_steps, LOCATE, measure_task, note_repeats, refuse_item, show_lease,
