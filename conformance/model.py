@@ -139,6 +139,8 @@ class Task:
     parks: int = 0
     steps: dict[int, tuple[str, Any]] = field(default_factory=dict)
     steps_sha256: str | None = None
+    output: list[dict[str, Any]] = field(default_factory=list)     # its entries, in their order
+    output_sha256: str | None = None
     started_at: float | None = None
     progress: Any = None
     sequence: int = 0
@@ -165,6 +167,19 @@ class Task:
         return len(self.ends) == len(self.children) or (until == "any" and len(self.ends) > self.told)
 
     @property
+    def chunks(self) -> int:
+        """Return how many chunks it has given."""
+        return sum("chunk" in entry for entry in self.output)
+
+    def note_state(self) -> None:
+        """Add its state to its output, if that is not the last one there."""
+        state = {"fence": len(self.leases), "status": self.status, "held": self.held}
+        if state != next(({name: entry[name] for name in state} for entry in self.output[::-1] if "status" in entry),
+                         None):
+            self.output.append({"offset": len(self.output) + 1, **state})
+            self.sequence += 1
+
+    @property
     def open_questions(self) -> list[Inquiry]:
         """Return the questions that nobody has answered."""
         return [question for question in self.questions.values() if question.state == "open"]
@@ -184,7 +199,7 @@ class Task:
         live = self.lease if self.lease and self.lease.ending == "live" else None
         return {"task_id": self.task_id, "status": self.status, "attempt": self.attempt, "fence": len(self.leases),
                 "expiries": self.expiries, "parks": self.parks, "steps": len(self.steps), "held": self.held,
-                "obligation_receipt_id": self.duty,
+                "outputs": len(self.output), "obligation_receipt_id": self.duty,
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
@@ -231,6 +246,9 @@ class Model:
             self.take_back()
             raise
         self.warn_of_loss()
+        for task in self.tasks.values():
+            if task.output:
+                task.note_state()
         return reply
 
     def take_back(self) -> None:
@@ -556,6 +574,32 @@ class Model:
         return {"steps": [{"seq": seq, "name": name, "value": value}
                           for seq, (name, value) in sorted(self.task(ask.task_id).steps.items())]}
 
+    def append_output(self, by: wire.Principal, ask: Any) -> Reply:
+        """Append chunks behind the state of the task; those that it has had already are not appended again."""
+        task, lease = self.holder(by, ask)
+        known = 0 if ask.position is None else task.chunks - ask.position
+        if known < 0:
+            raise ModelRefusal("output_conflict")
+        if fresh := ask.chunks[known:]:
+            self.start_task(by, ask)
+            task.note_state()
+            task.sequence, task.progress_fence = task.sequence + 1, lease.fence
+        for chunk in fresh:
+            task.output.append({"offset": len(task.output) + 1, "fence": lease.fence, "chunk": parsed(chunk)})
+            task.output_sha256 = sha256([task.output_sha256, len(task.output),
+                                         hashlib.sha256(bytes(chunk)).hexdigest()])
+        return {"offset": len(task.output), "chunks": task.chunks}
+
+    def read_output(self, by: wire.Principal, ask: Any) -> Reply:
+        """Return the entries behind an offset; of a task that has given none, its end."""
+        self.get_task(by, ask)
+        task = self.task(ask.task_id)
+        over, first = task.status in ENDED, {"offset": 1, "fence": len(task.leases), "status": task.status}
+        entries = task.output or [first] * over
+        page = [entry for entry in entries if entry["offset"] > ask.after][:ask.limit or 50]
+        after = page[-1]["offset"] if page else max(ask.after, int(over and not task.output))
+        return {"entries": page, "after": after, "ended": over and after >= len(entries)}
+
     def complete(self, by: wire.Principal, ask: Any) -> Reply:
         """Complete a task: a located success discharges the duty; others are an anomaly, or refused if strict."""
         where = located(ask)
@@ -574,8 +618,9 @@ class Model:
         body = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
                 **enclosed("result", ask.result, task.task_id)}
         steps = {"steps": len(task.steps), "steps_sha256": task.steps_sha256} if task.steps else {}
+        output = {"output_chunks": task.chunks, "output_sha256": task.output_sha256} if task.chunks else {}
         ended = self.emit("task.completed", lease.worker, GATE, task,
-                          {**body, "completion_metadata": ask.completion_metadata, **where, **steps},
+                          {**body, "completion_metadata": ask.completion_metadata, **where, **steps, **output},
                           [task.duty] if where else [], lease.lease_id)
         self.result_ready(task, ended, {**body, **where})
         self.look_after(task)

@@ -33,7 +33,7 @@ from asyncgate.parts.operations import OPERATIONS
 EXAMPLES_PER_ROUND, STEPS = 15, 35
 MINUTE, TICK = 60, 30
 MOMENTARY = {"renew_every_seconds", "uptime"}
-TIMES = {"since", "until"}      # besides those that end in _at
+TIMES = {"since", "until", "at"}      # besides those that end in _at
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Who = tuple[int, str, str, str | None]      # tenant, kind, id, instance
@@ -57,6 +57,7 @@ ENDED_BY = ["waits", "is leased", "is held", "is canceled", "succeeds", "fails",
 PAST = 5        # a pick that selects an ended lease
 CAN_ASK = bool(harness.are_here(["request_input"]))
 CAN_WAIT = bool(harness.are_here(["wait_tasks"]))
+CAN_APPEND = bool(harness.are_here(["append_output"]))
 NOBODY = "00000000-0000-4000-8000-000000000000"
 NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
 
@@ -296,6 +297,22 @@ class Programs(RuleBasedStateMachine):
         self.hold("record_step", pick, lie, seq=seq, name=name, value=value)
         if self.tasks:
             self.perform(who, "list_steps", task_id=self.tasks[pick % len(self.tasks)])
+
+    @rule(who=agents, fields=creations, reader=rarely(anybody), after=st.integers(0, 3),
+          limit=st.sampled_from([None, None, 2]), ending=st.sampled_from([None, "complete", *ENDINGS]),
+          calls=st.lists(st.tuples(st.lists(st.sampled_from(JSON[:4]), min_size=1, max_size=2),
+                                   st.sampled_from([0, 0, 1, None, 5]), lies), min_size=2, max_size=4))
+    def give_output(self, who: Who, fields: dict[str, Any], reader: Who | None, after: int, limit: int | None,
+                    ending: str | None, calls: list[tuple[list[Any], int | None, str]]) -> None:
+        if not CAN_APPEND:
+            return
+        self.take_up(who, {**fields, "idempotency_key": None}, 90 * MINUTE)
+        task_id = self.live[-1][1]["task_id"] if self.live else NOBODY
+        for chunks, position, lie in calls:
+            self.hold("append_output", 0, lie, chunks=chunks, position=position)
+        if ending:
+            self.hold(ending, 0, "none")
+        self.perform(reader or self.owner_of(task_id), "read_output", task_id=task_id, after=after, limit=limit)
 
     @rule(pick=picks, lie=lies, minute=st.sampled_from([None, None, 1, 20]), why=st.sampled_from([None, "no answer"]),
           checkpoint=st.sampled_from([None, {"page": 2}]))
