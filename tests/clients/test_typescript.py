@@ -22,11 +22,14 @@ from asyncgate.clients.http import Http
 from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
 from asyncgate.commands.main import main
 from asyncgate.extras.payloads import FolderStore, Payloads
-from tests.conftest import Node, tools_of_npm
+from tests.conftest import Live, Node, tools_of_npm
+from tests.support import hasty
 from tests.support.pages import blocks
 
 SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
 SOURCE = TYPESCRIPT_FILE.parents[1]
+either = hasty.either
+MASTRA = "@mastra/core@1.71.0"
 # Other runtimes, with the package of npm that holds the program, where in it, and how it runs a file.
 RUNTIMES = {"bun": ("@oven/bun-linux-x64@1.4.5", "bin/bun", ()),
             "deno": ("@deno/linux-x64-glibc@2.9.6", "deno", ("run", "--allow-all", "--node-modules-dir=manual"))}
@@ -194,19 +197,25 @@ def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, 
     assert agent.stdout == "{ words: 6 }\n", agent.stderr
 
 
-@pytest.mark.parametrize(("dies_at", "models"), [("model0", 2), ("deploy", 1)])
-def test_an_agent_of_the_ai_sdk_that_is_killed_goes_on_and_asks_no_model_twice(
-        dies_at: str, models: int, package: Any, live: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("framework", "dies_at", "models", "either"), [
+    ("ai_sdk", "model0", 2, "sqlite"), ("ai_sdk", "deploy", 1, "postgres"),
+    ("mastra", "model0", 2, "postgres"), ("mastra", "deploy", 1, "sqlite")], indirect=["either"])
+def test_an_agent_in_typescript_that_is_killed_goes_on_and_asks_no_model_twice(
+        framework: str, dies_at: str, models: int, package: Any, either: Live, tmp_path: Path,
+        tools_cache: Path) -> None:
     """The program of the documentation, with a scripted model in the place of its own."""
-    [page] = [block for block in blocks("js", mark="agent:run") if block.more == "ai_sdk"]
+    [page] = [block for block in blocks("js", mark="agent:run") if block.more == framework]
     folder = use(package, tmp_path / "user", "script_model.mjs")
+    if framework == "mastra":
+        installed = Node.install(tools_of_npm(tools_cache), (MASTRA,), run=False)
+        (folder / "node_modules" / "@mastra").symlink_to(installed / "node_modules" / "@mastra")
     (folder / "worker.mjs").write_text(page.text.replace('{ openai } from "@ai-sdk/openai"',
                                                          '{ note, openai } from "./script_model.mjs"').replace(
         "      return answer.action", "      note(\"deploy\");\n      return answer.action"))
-    environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
+    environment = {**package.environment, "ASYNCGATE_URL": either.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
                    "XDG_STATE_HOME": str(tmp_path), "NOTES": str(tmp_path / "notes"), "DIES_AT": dies_at}
     boss = {"principal_kind": "human", "principal_id": "boss"}
-    with Http(live.url, "a-token-for-tests") as gate, contextlib.ExitStack() as stack:
+    with Http(either.url, "a-token-for-tests") as gate, contextlib.ExitStack() as stack:
         def work() -> subprocess.Popen[bytes]:
             process = stack.enter_context(
                 subprocess.Popen([package.find("node"), "worker.mjs"], cwd=folder, env=environment))

@@ -22,11 +22,19 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def gate(request: pytest.FixtureRequest, start: Any) -> AsyncIterator[AsyncHttp]:
-    """A client of such a gate; `SETTINGS` of the module are its further settings."""
-    running = start(*HASTY, *getattr(request.module, "SETTINGS", ()))
+async def gate(request: pytest.FixtureRequest, start: Any, fresh: Any) -> AsyncIterator[AsyncHttp]:
+    """A client of such a gate; `SETTINGS` of the module are its further settings, a parameter names its database."""
+    more = {"database": await fresh(request.param)} if hasattr(request, "param") else {}
+    running = start(*HASTY, *getattr(request.module, "SETTINGS", ()), **more)
     async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(running.url, TOKEN) as gate:
         yield gate
+
+
+@pytest.fixture
+async def either(request: pytest.FixtureRequest, start: Any, fresh: Any, anyio_backend: str) -> Any:
+    """Such a gate on the database that a parameter names; on SQLite by default."""
+    database = await fresh(getattr(request, "param", "sqlite"))
+    return start(*HASTY, "restart_grace_seconds=0", database=database)
 
 
 async def ended(gate: AsyncHttp, task_id: str) -> dict[str, Any]:

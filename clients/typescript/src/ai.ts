@@ -72,10 +72,12 @@ export function durableModel(job: Job<any>): { specificationVersion: "v4"; wrapG
   };
 }
 
-/** Tools of the AI SDK each of whose calls is a step of the task; a call may `job.ask`. */
+/** Tools of the AI SDK or of Mastra each of whose calls is a step of the task; a call may `job.ask`. */
 export function durableTools<Tools extends Record<string, { execute?: any }>>(job: Job<any>, tools: Tools): Tools {
-  const wrap = ([name, tool]: [string, { execute?: any }]): [string, unknown] =>
-    [name, tool.execute ? { ...tool, execute: (input: unknown, call: unknown) => job.step(name, () => tool.execute(input, call)) } : tool];
+  const wrap = ([name, tool]: [string, { execute?: any }]): [string, unknown] => {
+    const execute = (input: unknown, call: unknown): unknown => job.step(name, () => tool.execute(input, call));
+    return [name, tool.execute ? Object.assign(Object.create(Object.getPrototypeOf(tool) as object) as object, tool, { execute }) : tool];       // Mastra's are of a class
+  };
   return Object.fromEntries(Object.entries(tools).map(wrap)) as Tools;
 }
 

@@ -33,6 +33,7 @@ import os, sys
 from asyncgate.clients import Job, Worker
 
 notes, dies_at = sys.argv[3], sys.argv[4]
+CALLS, SAYS = [("build", {"number": 7}), ("deploy", {"version": "version-7"})], "it is {}"
 # The first process dies, and its task waits for so long; the second one is to keep its lease on a slow machine.
 worker = Worker(sys.argv[1], "w", token=sys.argv[2], state=None, ttl_seconds=30 if os.path.exists(notes) else 3)
 
@@ -43,23 +44,79 @@ def note(what):
     if what == dies_at and open(notes).read().split().count(what) == 1:
         os.kill(os.getpid(), 9)
 """
-PROGRAMS = {"pydantic_ai": HEAD + """
-from pydantic_ai import Agent
-from pydantic_ai.capabilities.request_input import RequestInput
+# What each model says: `CALLS` one after another, then `SAYS` with what the last one gave.
+MODELS = {"pydantic_ai": """
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import FunctionModel
-from asyncgate.extras.agents.pydantic_ai import AskAtGate, AsyncGateDurability, durable
 
 
 def think(messages, info):
-    told = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    told = [part.content for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
     note(f"model{len(told)}")
-    if not told:
-        return ModelResponse(parts=[ToolCallPart("build", {"number": 7}, tool_call_id="call_1")])
-    if len(told) == 1:
-        return ModelResponse(parts=[ToolCallPart("deploy", {"version": told[0].content}, tool_call_id="call_2")])
-    return ModelResponse(parts=[TextPart(f"it is {told[1].content}")])
+    calls = [ToolCallPart(name, given, tool_call_id=f"call_{len(told)}") for name, given in CALLS[len(told):][:1]]
+    return ModelResponse(parts=calls or [TextPart(SAYS.format(told[-1]))])
+""", "langgraph": "", "openai_agents": """
+import json
+from agents import Model, ModelResponse, Usage, set_tracing_disabled
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
+set_tracing_disabled(True)
+
+
+class Script(Model):
+    async def get_response(self, system_instructions, input, *given, **more):
+        told = [] if isinstance(input, str) else [
+            item["output"] for item in input if item.get("type") == "function_call_output"]
+        note(f"model{len(told)}")
+        if len(told) < len(CALLS):
+            name, arguments = CALLS[len(told)]
+            output = ResponseFunctionToolCall(type="function_call", call_id=f"call_{len(told)}", name=name,
+                                              arguments=json.dumps(arguments))
+        else:
+            text = ResponseOutputText(type="output_text", text=SAYS.format(told[-1]), annotations=[])
+            output = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    def stream_response(self, *given, **more):
+        raise NotImplementedError
+""", "langchain": """
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+
+class Script(BaseChatModel):
+    @property
+    def _llm_type(self):
+        return "script"
+
+    def bind_tools(self, tools, **more):
+        return self
+
+    def _generate(self, messages, stop=None, run_manager=None, **more):
+        told = [message.content for message in messages if isinstance(message, ToolMessage)]
+        note(f"model{len(told)}")
+        calls = [{"name": name, "args": given, "id": f"call_{len(told)}"} for name, given in CALLS[len(told):][:1]]
+        answer = AIMessage("" if calls else SAYS.format(told[-1]), tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+""", "smolagents": """
+from smolagents import ChatMessage, MessageRole, Model
+
+
+class Script(Model):
+    def generate(self, messages, **more):
+        told = [part["text"].removeprefix("Observation:").strip() for message in messages
+                if message.role == MessageRole.TOOL_RESPONSE for part in message.content]
+        note(f"model{len(told)}")
+        last = ("final_answer", {"answer": SAYS.format(told[-1] if told else "")})
+        name, given = [*CALLS, last][len(told)]
+        return ChatMessage(MessageRole.ASSISTANT, "", [
+            {"id": f"call_{len(told)}", "type": "function", "function": {"name": name, "arguments": given}}])
+"""}
+PROGRAMS = {"pydantic_ai": """
+from pydantic_ai import Agent
+from pydantic_ai.capabilities.request_input import RequestInput
+from asyncgate.extras.agents.pydantic_ai import AskAtGate, AsyncGateDurability, durable
 
 agent = Agent(FunctionModel(think), name="clerk",
               capabilities=[AsyncGateDurability(), RequestInput(AskAtGate("human:boss"))])
@@ -83,7 +140,7 @@ async def work(prompt: str, job: Job) -> str:
         return (await agent.run(prompt)).output
 
 worker.run()
-""", "langgraph": HEAD + """
+""", "langgraph": """
 from typing import TypedDict
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
@@ -127,31 +184,9 @@ async def work(prompt: str, job: Job) -> str:
     return (await run_graph(graph, {"prompt": prompt}, job, to="human:boss"))["told"]
 
 worker.run()
-""", "openai_agents": HEAD + """
-from agents import Agent, Model, ModelResponse, Usage, function_tool, set_tracing_disabled
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+""", "openai_agents": """
+from agents import Agent, function_tool
 from asyncgate.extras.agents.openai_agents import run_agent
-
-set_tracing_disabled(True)
-
-
-class Script(Model):
-    async def get_response(self, system_instructions, input, *given, **more):
-        told = [] if isinstance(input, str) else [item for item in input if item.get("type") == "function_call_output"]
-        note(f"model{len(told)}")
-        if not told:
-            output = ResponseFunctionToolCall(type="function_call", call_id="call_1", name="build",
-                                              arguments='{"number": 7}')
-        elif len(told) == 1:
-            output = ResponseFunctionToolCall(type="function_call", call_id="call_2", name="deploy",
-                                              arguments='{"version": "version-7"}')
-        else:
-            text = ResponseOutputText(type="output_text", text=f"it is {told[1]['output']}", annotations=[])
-            output = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
-        return ModelResponse(output=[output], usage=Usage(), response_id=None)
-
-    def stream_response(self, *given, **more):
-        raise NotImplementedError
 
 
 @function_tool
@@ -174,34 +209,11 @@ async def work(prompt: str, job: Job) -> str:
     return await run_agent(agent, prompt, job, to="human:boss")
 
 worker.run()
-""", "langchain": HEAD + """
+""", "langchain": """
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain.tools import tool
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from asyncgate.extras.agents.langgraph import open_saver, run_graph
-
-
-class Script(BaseChatModel):
-    @property
-    def _llm_type(self):
-        return "script"
-
-    def bind_tools(self, tools, **more):
-        return self
-
-    def _generate(self, messages, stop=None, run_manager=None, **more):
-        told = [message for message in messages if isinstance(message, ToolMessage)]
-        note(f"model{len(told)}")
-        if not told:
-            answer = AIMessage("", tool_calls=[{"name": "build", "args": {"number": 7}, "id": "call_1"}])
-        elif len(told) == 1:
-            answer = AIMessage("", tool_calls=[{"name": "deploy", "args": {"version": "version-7"}, "id": "call_2"}])
-        else:
-            answer = AIMessage(f"it is {told[1].content}")
-        return ChatResult(generations=[ChatGeneration(message=answer)])
 
 
 @tool
@@ -226,20 +238,9 @@ async def work(prompt: str, job: Job) -> str:
     return state["messages"][-1].content
 
 worker.run()
-""", "smolagents": HEAD + """
-from smolagents import ChatMessage, MessageRole, Model, ToolCallingAgent, tool
+""", "smolagents": """
+from smolagents import ToolCallingAgent, tool
 from asyncgate.extras.agents.smolagents import DurableModel, durable_tool
-
-
-class Script(Model):
-    def generate(self, messages, **more):
-        told = [part["text"].removeprefix("Observation:").strip() for message in messages
-                if message.role == MessageRole.TOOL_RESPONSE for part in message.content]
-        note(f"model{len(told)}")
-        name, given = [("build", {"number": 7}), ("deploy", {"version": "version-7"}),
-                       ("final_answer", {"answer": f"it is {told[-1] if told else ''}"})][len(told)]
-        return ChatMessage(MessageRole.ASSISTANT, "", [
-            {"id": f"call_{len(told)}", "type": "function", "function": {"name": name, "arguments": given}}])
 
 
 @tool
@@ -278,7 +279,7 @@ worker.run()
 def child(framework: str, gate: AsyncHttp, notes: Path, dies_at: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker with an agent."""
     # A file, because smolagents reads the source of its tools.
-    (program := notes.with_suffix(".py")).write_text(PROGRAMS[framework])
+    (program := notes.with_suffix(".py")).write_text(HEAD + MODELS[framework] + PROGRAMS[framework])
     with running(gate, str(program), gate.url, TOKEN, str(notes), dies_at) as process:
         yield process
 
@@ -326,7 +327,7 @@ async def answer(gate: AsyncHttp, action: str) -> str:
 
 
 @pytest.mark.parametrize("framework", PROGRAMS)
-@pytest.mark.parametrize("dies_at", ["model1", "deploy"])
+@pytest.mark.parametrize(("dies_at", "gate"), [("model1", "sqlite"), ("deploy", "postgres")], indirect=["gate"])
 async def test_an_agent_that_is_killed_goes_on_and_is_approved_in_another_process(
         framework: str, dies_at: str, gate: AsyncHttp, tmp_path: Path) -> None:
     asked, result = await run(framework, gate, tmp_path / "notes", dies_at, "accept")
@@ -351,63 +352,22 @@ async def test_what_is_declined_is_not_done_and_the_agent_is_told_why(
 
 
 # The programs of the documentation, with a scripted model in the place of theirs.
-SCRIPTS = {"pydantic_ai": ("\"openai:gpt-5\"", "FunctionModel(think)", """
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
-from pydantic_ai.models.function import FunctionModel
+QUIET = """
+CALLS, SAYS = [("deploy", {"version": "v7"})], "{}"
 
 
-def think(messages, info):
-    told = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
-    return ModelResponse(parts=[TextPart(told[0].content) if told else ToolCallPart("deploy", {"version": "v7"})])
-"""), "langgraph": ("", "", ""), "openai_agents": ("\"gpt-5\"", "Script()", """
-from agents import Model, ModelResponse, Usage, set_tracing_disabled
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
-
-set_tracing_disabled(True)
+def note(what):
+    pass
+"""
+SCRIPTS = {"pydantic_ai": ("\"openai:gpt-5\"", "FunctionModel(think)"), "langgraph": ("", ""),
+           "openai_agents": ("\"gpt-5\"", "Script()"), "langchain": ("\"openai:gpt-5\"", "Script()"),
+           "smolagents": ("InferenceClientModel()", "Script()")}
 
 
-class Script(Model):
-    async def get_response(self, system_instructions, input, *given, **more):
-        told = [] if isinstance(input, str) else [item for item in input if item.get("type") == "function_call_output"]
-        output = ResponseFunctionToolCall(type="function_call", call_id="call_1", name="deploy",
-                                          arguments='{"version": "v7"}')
-        if told:
-            text = ResponseOutputText(type="output_text", text=told[0]["output"], annotations=[])
-            output = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
-        return ModelResponse(output=[output], usage=Usage(), response_id=None)
-
-    def stream_response(self, *given, **more):
-        raise NotImplementedError
-"""), "langchain": ("\"openai:gpt-5\"", "Script()", """
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-
-
-class Script(BaseChatModel):
-    @property
-    def _llm_type(self):
-        return "script"
-
-    def bind_tools(self, tools, **more):
-        return self
-
-    def _generate(self, messages, stop=None, run_manager=None, **more):
-        told = [message.content for message in messages if isinstance(message, ToolMessage)]
-        calls = [] if told else [{"name": "deploy", "args": {"version": "v7"}, "id": "call_1"}]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("".join(told), tool_calls=calls))])
-"""), "smolagents": ("InferenceClientModel()", "Script()", """
-from smolagents import ChatMessage, MessageRole, Model
-
-
-class Script(Model):
-    def generate(self, messages, **more):
-        told = [part["text"].removeprefix("Observation:").strip() for message in messages
-                if message.role == MessageRole.TOOL_RESPONSE for part in message.content]
-        name, given = ("final_answer", {"answer": told[0]}) if told else ("deploy", {"version": "v7"})
-        return ChatMessage(MessageRole.ASSISTANT, "", [
-            {"id": f"call_{len(told)}", "type": "function", "function": {"name": name, "arguments": given}}])
-""")}
+def write_page(framework: str) -> str:
+    """Return the program of the documentation, with its scripted model."""
+    [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
+    return QUIET + MODELS[framework] + block.text.replace(*SCRIPTS[framework])
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
@@ -415,11 +375,9 @@ async def test_a_program_of_the_documentation_waits_for_its_approval(
         framework: str, gate: AsyncHttp, tmp_path: Path) -> None:
     if find_spec(FRAMEWORKS[framework]) is None:
         pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
-    [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
-    model, script, prelude = SCRIPTS[framework]
     made = await gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
 
-    (program := tmp_path / "program.py").write_text(prelude + block.text.replace(model, script))
+    (program := tmp_path / "program.py").write_text(write_page(framework))
     with running(gate, str(program)):
         asked = await answer(gate, "accept")
         task = await gate.call("get_task", task_id=made["task_id"], wait_seconds=30)

@@ -18,12 +18,14 @@ import pytest
 
 from asyncgate.clients import SyncGate
 from tests.conftest import TOKEN, Live
+from tests.support import hasty
 from tests.support.pages import ROOT, blocks
 from tests.support.patience import PATIENCE_SECONDS
 
 if find_spec("celery") is None:
     pytest.skip("celery is not installed: its application is not served", allow_module_level=True)
 
+either = hasty.either
 # The application, which knows nothing of a gate.
 SHOP = '''
 import os, time
@@ -99,12 +101,11 @@ print(json.dumps([first.get(30), first.state, app.send_task("shop.add", [3], cou
 
 
 @pytest.fixture
-def shop(start: Callable[..., Live], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def shop(either: Live, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return what runs a program beside the application."""
-    gate = start("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0", "restart_grace_seconds=0")
     (tmp_path / "shop.py").write_text(SHOP)
     around = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "SHOP_NOTES": str(tmp_path / "notes"),
-              "ASYNCGATE_URL": gate.url, "ASYNCGATE_API_KEY": TOKEN}
+              "ASYNCGATE_URL": either.url, "ASYNCGATE_API_KEY": TOKEN}
     running: list[subprocess.Popen[str]] = []
 
     def run(text: str) -> subprocess.Popen[str]:
@@ -112,7 +113,7 @@ def shop(start: Callable[..., Live], tmp_path: Path) -> Iterator[Callable[..., s
                                         stdout=subprocess.PIPE, text=True))
         return running[-1]
 
-    run.url = gate.url  # type: ignore[attr-defined]
+    run.url = either.url  # type: ignore[attr-defined]
     yield run
     for process in running:
         with process:
@@ -166,6 +167,7 @@ def test_errors_retries_and_hooks_are_those_of_celery(shop: Any, tmp_path: Path)
     assert "postrun shop.again RETRY" in notes(tmp_path)
 
 
+@pytest.mark.parametrize("either", ["sqlite", "postgres"], indirect=True)
 def test_a_task_whose_worker_is_killed_is_done_by_another_one_and_what_was_under_way_is_done_again(
         shop: Any, tmp_path: Path) -> None:
     killed = shop(work("first", ttl_seconds=1))

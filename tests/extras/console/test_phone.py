@@ -16,12 +16,11 @@ import pytest
 
 from asyncgate.conformance.ledgers import Drain
 from tests.conftest import Live
-from tests.extras.agents.test_agents import FRAMEWORKS, SCRIPTS, running
+from tests.extras.agents.test_agents import FRAMEWORKS, SCRIPTS, running, write_page
 from tests.extras.console.conftest import GUARDED, OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled, fill_gate
-from tests.support.pages import blocks
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 3}
 TAPS_TO_APPROVE, TAPS_TO_PROVE = 3, 2
@@ -121,11 +120,9 @@ def test_an_agent_of_a_framework_is_approved_by_a_person_on_a_phone(
         framework: str, chromium: Chromium, phone: Console, gate: Filled, key: str, tmp_path: Path) -> None:
     if find_spec(FRAMEWORKS[framework]) is None:
         pytest.skip(f"{FRAMEWORKS[framework]} is not installed")
-    [block] = [block for block in blocks("python", mark="agent:run") if block.more == framework]
-    model, script, prelude = SCRIPTS[framework]
     made = gate.call("create_task", type="clerk", payload="v7", agent_id="ada")
 
-    (program := tmp_path / "program.py").write_text(prelude + block.text.replace(model, script))
+    (program := tmp_path / "program.py").write_text(write_page(framework))
     with running(gate, str(program)):
         finger = sign_in(phone, key)
         finger.tap("button", re.compile("^Accept: May .*v7"))

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +18,13 @@ import pytest
 from asyncgate.clients.http import Http
 from asyncgate.conformance.postgres_server import free_port
 from tests.conftest import TOKEN, Live
+from tests.support import hasty
 from tests.support.pages import ROOT, blocks
 
 if find_spec("fastapi") is None:
     pytest.skip("fastapi is not installed: its application of the documentation is not run", allow_module_level=True)
 
+either = hasty.either
 WORKER = """
 import os
 from asyncgate.clients import Worker
@@ -44,12 +45,12 @@ worker.run()
 """
 
 
+@pytest.mark.parametrize("either", ["sqlite", "postgres"], indirect=True)
 def test_an_order_and_its_task_are_one_transaction_and_survive_a_kill_of_each_program(
-        start: Callable[..., Live], tmp_path: Path) -> None:
+        either: Live, tmp_path: Path) -> None:
     [page] = [block for block in blocks("python", mark="agent:run") if block.more == "fastapi"]
     (tmp_path / "shop_api.py").write_text(page.text)
-    gate = start("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0", "restart_grace_seconds=0")
-    around = {**os.environ, "PYTHONPATH": str(ROOT), "ASYNCGATE_URL": gate.url, "ASYNCGATE_API_KEY": TOKEN}
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "ASYNCGATE_URL": either.url, "ASYNCGATE_API_KEY": TOKEN}
     with ExitStack() as stack:
         def run(*command: str, **more: Any) -> subprocess.Popen[str]:
             process = stack.enter_context(subprocess.Popen(
@@ -72,7 +73,7 @@ def test_an_order_and_its_task_are_one_transaction_and_survive_a_kill_of_each_pr
         moved = [run(*relay, stdout=subprocess.PIPE).communicate()[0].strip() for _ in range(2)]
         assert run("-c", WORKER).wait() == -signal.SIGKILL
         run("-c", WORKER)
-        raw = stack.enter_context(Http(gate.url, TOKEN))
+        raw = stack.enter_context(Http(either.url, TOKEN))
         [listed] = raw.call("list_tasks", agent_id="shop")["tasks"]
         task: dict[str, Any] = {}
         while task.get("status") != "succeeded":
