@@ -441,18 +441,23 @@ def node_for_openapi(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path
 @pytest.fixture(scope="session")
 def first_mcp_sdk(tools_cache: Path) -> Path:
     """Return a folder for PYTHONPATH with the first generation of the official Python SDK, installed once."""
+    return install_beside(tools_cache, "mcp-1", "mcp>=1.30,<2")
+
+
+def install_beside(tools_cache: Path, name: str, requirement: str) -> Path:
+    """Return a folder for PYTHONPATH with a package of which this environment has another version, installed once."""
     import fcntl
 
-    folder = tools_cache / f"mcp-1-{sys.implementation.cache_tag}"
+    folder = tools_cache / f"{name}-{sys.implementation.cache_tag}"
     tools_cache.mkdir(parents=True, exist_ok=True)
-    with (tools_cache / "lock-of-mcp-1").open("w") as lock:
+    with (tools_cache / f"lock-of-{name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=tools_cache) as unfinished:
                 ran = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", f"{unfinished}/sdk",
-                                      "mcp>=1.30,<2"], capture_output=True, text=True, timeout=300)
+                                      requirement], capture_output=True, text=True, timeout=300)
                 if ran.returncode != 0:
-                    pytest.skip(f"pip cannot install the SDK's first generation: {' '.join(ran.stderr.split())[:300]}")
+                    pytest.skip(f"pip cannot install {requirement}: {' '.join(ran.stderr.split())[:300]}")
                 Path(unfinished, "sdk").rename(folder)
     return folder
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncgate.parts.model.settings import A2ASettings
-from tests.conftest import TOKEN, Answer, Serve, Served
+from tests.conftest import TOKEN, Answer, Live, Serve, Served
+from tests.support.patience import PATIENCE_SECONDS
 
 AGENT = "scan"
 
@@ -80,3 +86,86 @@ class Agent:
 async def agent(serve: Serve) -> Agent:
     """Return a gate with an agent."""
     return Agent(await serve(a2a=A2ASettings(agents=(AGENT, "other"), root=AGENT)))
+
+
+# Programs that are killed.
+
+SETTINGS = ("a2a.agents=scan", "lease_sweep_interval_seconds=0.2", "expiry_jitter_seconds=0", "restart_grace_seconds=0",
+            "webhooks.allow=127.0.0.1")
+# It knows nothing of A2A.
+WORKER = """
+import pathlib, sys, time
+from asyncgate.clients import Fail, Worker
+url, token, folder = sys.argv[1:]
+worker = Worker(url, "w", token=token, state=None, ttl_seconds=1, concurrency=2)
+
+@worker.task("scan")
+def scan(payload, job):
+    if "slow" in payload["text"]:
+        job.report({"message": "half of it"})
+        (pathlib.Path(folder) / "begun").touch()
+        while not (pathlib.Path(folder) / "go").exists():
+            time.sleep(0.02)
+    if "ask" in payload["text"]:
+        return f"page {job.ask('page', 'Which page?').content['text']}"
+    if "fail" in payload["text"]:
+        raise Fail("no paper")
+    return payload["text"].upper()
+
+worker.run()
+"""
+
+
+class Programs:
+    """A gate over a database and a worker, each of which may be killed and started again at the same address."""
+
+    def __init__(self, start: Callable[..., Live], folder: Path, database: str = "") -> None:
+        self.start, self.folder, self.database = start, folder, database or f"sqlite:///{folder}/gate.db"
+        self.gate = start(*SETTINGS, database=self.database)
+        self.worker: subprocess.Popen[bytes] | None = None
+
+    def work(self) -> None:
+        """Start the worker."""
+        self.worker = subprocess.Popen([sys.executable, "-c", WORKER, self.gate.url, TOKEN, str(self.folder)])
+
+    def kill_worker(self) -> None:
+        """Kill the worker at once."""
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker.wait()
+
+    def kill_gate(self) -> None:
+        """Kill the gate at once, and start another one at its address."""
+        self.gate.kill()
+        self.gate = self.start(*SETTINGS, database=self.database, port=self.gate.port)
+
+    def begun(self) -> bool:
+        """Whether the worker is in the middle of a slow task."""
+        return (self.folder / "begun").exists()
+
+    def go(self) -> None:
+        """Let slow tasks end."""
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def programs(start: Callable[..., Live], tmp_path: Path) -> Iterator[Programs]:
+    """Return a gate and its worker."""
+    running = Programs(start, tmp_path)
+    yield running
+    running.kill_worker()
+
+
+async def looks() -> AsyncIterator[None]:
+    """Yield again and again, for whoever looks until it is so."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            yield
+            await asyncio.sleep(0.02)
+
+
+async def begun(programs: Programs) -> None:
+    """Wait until the worker is in the middle of a slow task."""
+    async for _ in looks():
+        if programs.begun():
+            return

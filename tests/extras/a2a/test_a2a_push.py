@@ -11,8 +11,8 @@ import pytest
 
 from asyncgate.parts.model.settings import A2ASettings, WebhookSettings
 from tests.conftest import Live, Serve
-from tests.extras.a2a.conftest import AGENT, Agent, said
-from tests.extras.a2a.test_a2a_sdk import BINDINGS, Programs, begun, connected, looks, message, pb
+from tests.extras.a2a.conftest import AGENT, Agent, Programs, begun, looks, said
+from tests.extras.a2a.test_a2a_sdk import BINDINGS, connected, message, pb
 from tests.support.receiver import OK, Came, Receiver, Reply
 
 pytestmark = pytest.mark.anyio

@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from tests.conftest import TOKEN, Live
+from tests.extras.a2a.conftest import Programs, begun, looks
 from tests.support.pages import blocks
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -24,71 +24,6 @@ httpx = pytest.importorskip("httpx")
 pb = pytest.importorskip("a2a.types.a2a_pb2")
 pytestmark = pytest.mark.anyio
 BINDINGS = ["JSONRPC", "HTTP+JSON"]
-SETTINGS = ("a2a.agents=scan", "lease_sweep_interval_seconds=0.2", "expiry_jitter_seconds=0", "restart_grace_seconds=0")
-# It knows nothing of A2A.
-WORKER = """
-import pathlib, sys, time
-from asyncgate.clients import Fail, Worker
-url, token, folder = sys.argv[1:]
-worker = Worker(url, "w", token=token, state=None, ttl_seconds=1)
-
-@worker.task("scan")
-def scan(payload, job):
-    if "slow" in payload["text"]:
-        job.report({"message": "half of it"})
-        (pathlib.Path(folder) / "begun").touch()
-        while not (pathlib.Path(folder) / "go").exists():
-            time.sleep(0.02)
-    if "ask" in payload["text"]:
-        return f"page {job.ask('page', 'Which page?').content['text']}"
-    if "fail" in payload["text"]:
-        raise Fail("no paper")
-    return payload["text"].upper()
-
-worker.run()
-"""
-
-
-class Programs:
-    """A gate over a file and a worker, each of which may be killed and started again at the same address."""
-
-    def __init__(self, start: Callable[..., Live], folder: Path) -> None:
-        self.start, self.folder, self.database = start, folder, f"sqlite:///{folder}/gate.db"
-        self.gate = start(*SETTINGS, database=self.database)
-        self.worker: subprocess.Popen[bytes] | None = None
-
-    def work(self) -> None:
-        """Start the worker."""
-        self.worker = subprocess.Popen([sys.executable, "-c", WORKER, self.gate.url, TOKEN, str(self.folder)])
-
-    def kill_worker(self) -> None:
-        """Kill the worker at once."""
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker.wait()
-
-    def kill_gate(self) -> None:
-        """Kill the gate at once, and start another one at its address."""
-        self.gate.kill()
-        self.gate = self.start(*SETTINGS, database=self.database, port=self.gate.port)
-
-    def begun(self) -> bool:
-        """Whether the worker is in the middle of a slow task."""
-        return (self.folder / "begun").exists()
-
-    def go(self) -> None:
-        """Let slow tasks end."""
-        (self.folder / "go").touch()
-
-
-@pytest.fixture
-def programs(start: Callable[..., Live], tmp_path: Path) -> Iterator[Programs]:
-    """Return a gate and its worker."""
-    running = Programs(start, tmp_path)
-    yield running
-    running.kill_worker()
-
-
 @contextlib.asynccontextmanager
 async def connected(programs: Programs, binding: str, polling: bool = False, streaming: bool = False, card: str = "",
                     ) -> AsyncIterator[Any]:
@@ -110,21 +45,6 @@ async def send(agent: Any, text: str, **more: Any) -> Any:
     """Send a message, as a stream unless the client polls; return the task as it is then."""
     events = [event async for event in agent.send_message(message(text, **more))]
     return await agent.get_task(pb.GetTaskRequest(id=events[0].task.id))
-
-
-async def looks() -> AsyncIterator[None]:
-    """Yield again and again, for whoever looks until it is so."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            yield
-            await asyncio.sleep(0.02)
-
-
-async def begun(programs: Programs) -> None:
-    """Wait until the worker is in the middle of a slow task."""
-    async for _ in looks():
-        if programs.begun():
-            return
 
 
 async def reach(agent: Any, task_id: str, state: int) -> Any:

@@ -1,0 +1,110 @@
+"""Clients of other makers, each a program of about 20 statements, with a kill -9 of gate and worker in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TOKEN, Live, Node, install_beside, tools_of_npm
+from tests.extras.a2a.conftest import Programs, begun
+from tests.support.receiver import Receiver
+
+pytestmark = pytest.mark.anyio
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+@pytest.fixture(scope="session")
+def js_sdk(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
+    """Return what npm has of A2A."""
+    return Node(Node.install(tools_of_npm(tools_cache), ("@a2a-js/sdk@1.3.0",)), tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def old_sdk(tools_cache: Path) -> Path:
+    """Return a folder with the last SDK of 0.3."""
+    return install_beside(tools_cache, "a2a-sdk-0.3", "a2a-sdk==0.3.26")
+
+
+def find_task(posted: dict[str, Any]) -> Any:
+    """Return the task that is posted, at its end, or by 0.3 each time."""
+    return posted.get("task", posted if posted.get("kind") == "task" else None)
+
+
+async def run(programs: Programs, receiver: Receiver, command: list[str], environment: dict[str, str]) -> Any:
+    """Run a client; kill gate and worker where it wants that; return what it has seen."""
+    programs.work()
+    client = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert client.stdin
+    assert client.stdout
+    assert client.stderr
+    seen: dict[str, Any] = {}
+    while line := await client.stdout.readline():
+        seen = json.loads(line)
+        if "kill" in seen:
+            await begun(programs)
+            programs.kill_worker()
+            await asyncio.to_thread(programs.kill_gate)
+            programs.work()
+            client.stdin.write(b"killed\n")
+        if "go" in seen:
+            programs.go()
+    assert await client.wait() == 0, (await client.stderr.read()).decode()
+    await receiver.until(lambda: any("SLOW" in json.dumps(find_task(came.said)) for came in receiver.taken))
+    return seen
+
+
+@pytest.mark.parametrize(("binding", "kind"), [("JSONRPC", "sqlite"), ("HTTP+JSON", "postgres")])
+async def test_the_javascript_sdk_sends_asks_streams_is_pushed_and_comes_back(
+        binding: str, kind: str, js_sdk: Node, start: Callable[..., Live], tmp_path: Path, fresh: Any) -> None:
+    programs = Programs(start, tmp_path, await fresh(kind))
+    async with Receiver() as receiver:
+        seen = await run(programs, receiver, [
+            "node", str(SUPPORT / "a2a_client.mjs"), str(js_sdk.folder / "node_modules" / "@a2a-js" / "sdk"),
+            f"{programs.gate.url}/a2a/scan", binding, TOKEN, receiver.url], js_sdk.environment)
+        programs.kill_worker()
+
+    check(seen, receiver)
+    assert seen["listed"] == [seen["asking"]["id"], seen["read"]["id"]]
+    assert seen["errors"] == ["TaskNotFoundError", "TaskNotCancelableError", "UnsupportedOperationError",
+                              "TaskNotFoundError"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a2a_sdk_0_3_sends_asks_streams_is_pushed_and_comes_back(
+        kind: str, old_sdk: Path, start: Callable[..., Live], tmp_path: Path, fresh: Any) -> None:
+    programs = Programs(start, tmp_path, await fresh(kind))
+    async with Receiver() as receiver:
+        seen = await run(programs, receiver, [
+            sys.executable, str(SUPPORT / "a2a_old_client.py"), f"{programs.gate.url}/a2a/scan", TOKEN, receiver.url],
+            {**os.environ, "PYTHONPATH": str(old_sdk)})
+        programs.kill_worker()
+
+    check(seen, receiver)
+    assert seen["errors"] == [-32001, -32002, -32004, -32001]
+
+
+def check(seen: dict[str, Any], receiver: Receiver) -> None:
+    """Check what each client sees, and what was posted."""
+    states = {name: seen[name]["state"] for name in ("read", "asking", "answered", "failed", "gone", "late", "done")}
+    assert states == {"read": "completed", "asking": "input-required", "answered": "completed", "failed": "failed",
+                      "gone": "canceled", "late": "completed", "done": "completed"}
+    assert [seen[name]["gave"] for name in ("read", "answered", "late", "done")] == [
+        ["READ"], ["page 7"], ["page 9"], ["SLOW"]]
+    assert (seen["name"], seen["asking"]["says"], seen["failed"]["says"]) == ("scan", "Which page?", "no paper")
+    assert (seen["read"]["context"], seen["history"], seen["configs"]) == ("talk-1", ["read"], ["c-1"])
+    assert (seen["streamed"][0], seen["streamed"][-2:]) == ("submitted", ["READ", "completed"])
+    assert seen["asked"][-1] == "input-required"
+    assert seen["rest"][-2:] == ["SLOW", "completed"]
+    ends = [find_task(came.said) for came in receiver.taken if find_task(came.said)]
+    assert ends[-1]["status"]["state"].removeprefix("TASK_STATE_").lower() == "completed"
+    assert {task["id"] for task in ends} == {seen["done"]["id"]}
+    assert {came.headers["authorization"] for came in receiver.taken} == {"Bearer s3cr3t"}
