@@ -84,7 +84,7 @@ from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.families import add_child, count_awaited, end_child, end_wait, note_told, park_for_children
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, check_needed, lower_id, lower_ids
-from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
+from asyncgate.parts.model.ids import Ids, make_salt, mark_of
 from asyncgate.parts.model.limiting import (
     find_pattern, find_type_limits, lane_of as lane_of, Limiting, read_limits, STOPPED_SECONDS, TurnQueue, write_limits)
 from asyncgate.parts.model.members import Reader, Unreadable
@@ -96,7 +96,7 @@ from asyncgate.parts.model.resuming import (
     add_loss, is_new_process, is_resumption, MOST_RESUMED, name_process, would_hold)
 from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
-    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model import families, stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
@@ -111,9 +111,9 @@ from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask, GetTaskHistory,
     Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases, ListLeases,
-    ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
+    ListOpenObligations, ListReceipts, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
     Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress, Role, RunTask, Server,
-    StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
+    StartTask, Status, TaskAsk, TaskRecord, Terminator, Welcome)
 from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.hooks import first_answer, Hooks
 from asyncgate.parts.process.outages import OFTEN
@@ -1135,41 +1135,8 @@ class Engine:
                 raise forbid(caller, f"task {task_id} belongs to another principal") from None
         return snapshot
 
-    async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
-        """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
-        owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
-        if not caller.sees_all:
-            owner = self._require_self(caller, owner)
-        since, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
-        narrow = (ask.held, ask.type_prefix, ask.summary_prefix, ask.parent_task_id)
-        limit, filters = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
-        end = self.open_cursor(caller, ask.cursor, *filters) or end
-        query = TaskFilter(owner, ask.status, ask.type, end, limit + 1, since, *narrow)
-        rows, shown = await self._read_tasks(caller.tenant_id, query)
-        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], shown, ask.cursor, *filters)
-        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:shown]], *ends)
-
-    async def _read_tasks(self, tenant_id: str, query: TaskFilter) -> tuple[list[Row], int]:
-        """Return the tasks of a page, with one more where there is more, and how many of them to show.
-
-        Large tasks end a page early, and few are read at a time: a page of them would fill the memory of a machine.
-        """
-        rows, size, step = list[Row](), 0, TASKS_AT_ONCE
-        while len(rows) < query.limit:
-            step = min(step, query.limit - len(rows))
-            before = rows[-1][0].task_id if rows else query.before
-            page = await self.backend.page(tenant_id, replace(query, before=before, limit=step))
-            for row in page:
-                rows.append(row)
-                size += measure_task(*row)
-                if size > MOST_PAGE_BYTES and len(rows) > 1:
-                    return rows, len(rows) - 1
-            if len(page) < step:
-                break
-            step = 1 + (MOST_PAGE_BYTES - size) * len(rows) // size     # as many as fit, if they are like those so far
-        return rows, query.limit - 1
-
-    def _require_self(self, caller: Caller, named: Principal | None) -> Principal:
+    def require_self(self, caller: Caller, named: Principal | None) -> Principal:
+        """Return the caller, which is who was named, if anybody; raises Forbidden."""
         if not wanted_is(named, caller.principal):
             raise forbid(caller, f"this credential sees what belongs to {caller.principal} only")
         return caller.principal
@@ -1783,7 +1750,7 @@ class Engine:
         if ask.task_id is not None and to is None:
             await self._check_chain(caller, ask.task_id)
         elif not caller.sees_all:
-            to = self._require_self(caller, to)
+            to = self.require_self(caller, to)
         return to
 
     async def _check_chain(self, caller: Caller, task_id: str) -> None:
@@ -1844,7 +1811,7 @@ class Engine:
     def require_subject(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
         named = self.read_subject(caller, ask, "principal_kind and principal_id")
-        return named if caller.sees_all else self._require_self(caller, named)
+        return named if caller.sees_all else self.require_self(caller, named)
 
     def read_subject(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
@@ -2368,7 +2335,6 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
               of_each(its_task, list_completions), idempotent=True, ends_leases=True),
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
-    Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
     Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", families.its_cascade,
               idempotent=True),

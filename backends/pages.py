@@ -16,13 +16,14 @@ PREFIXED = {"summary_prefix": "summary", "type_prefix": "type"}
 MOST_TYPES = 20     # types that begin alike, whose ranges are merged; of more, tasks are read by age
 
 
-def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float], later: Mapping[int, Sequence[Any]],
+def join_queues(counted: Iterable[tuple[Any, ...]], heads: Iterable[queries.Head], later: Mapping[int, Sequence[Any]],
                 now: float) -> Iterator[stored.Queue]:
     """Join what is counted of each lane with since when its oldest task waits and what is known of its delayed tasks.
 
     A delayed task whose time has come stays one until somebody claims: here it waits since then.
     """
     more = sum(count for *_, count in later.values()) > queries.DELAYED_COUNTED
+    oldest = {head.lane: head.since for head in sorted(heads, key=lambda head: -head.since)}
     for row in counted:
         delayed, first, _ = later.get(row[0], (0, None, 0))
         since = [at for at in (oldest.get(row[0]), first) if at is not None and at <= now]
@@ -35,7 +36,7 @@ def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float],
 class TaskRange(NamedTuple):
     """A range of an index of tasks."""
 
-    by: Literal["age", "held", "owner", "parent_task_id", "status", "summary_prefix", "type", "type_prefix"]
+    by: Literal["age", "changed", "held", "owner", "parent_task_id", "status", "summary_prefix", "type", "type_prefix"]
     value: str = ""
 
 
@@ -46,6 +47,11 @@ def list_ranges(of: queries.TaskFilter) -> list[TaskRange]:
         ("parent_task_id", of.parent_task_id), ("summary_prefix", of.summary_prefix), ("status", of.status),
         ("type", of.type), ("type_prefix", of.type_prefix))
     return ranges + [TaskRange(by, value) for by, value in asked if value]
+
+
+def list_owners(of: queries.TaskFilter) -> list[TaskRange]:
+    """Return the range of an owner; none for an owner of any kind, whose tasks are in several."""
+    return [TaskRange("owner")] if of.owner is not None and of.owner.kind else []
 
 
 def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str, task_id: str) -> list[str]:
@@ -61,10 +67,10 @@ def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str,
         if prefix:
             name = bind(prefix)
             conditions.append(f"substr({column}, 1, length({name})) = {name}")
-    return conditions + limit_age(of, bind, task_id)
+    return conditions + limit_age(of, bind, task_id) + limit_changes(of, bind, f"{state}.")
 
 
-def limit_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
+def limit_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[Any], str]) -> tuple[str, str]:
     """Return the conditions of a range and the order of its index; within the age, where that order is by age.
 
     A prefix is a range and no LIKE: behind row-level security Postgres looks for nothing by an index with LIKE.
@@ -72,13 +78,43 @@ def limit_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[str],
     if range_.by in PREFIXED:
         column, prefix = PREFIXED[range_.by], range_.value
         return f"{column} >= {bind(prefix)} AND {column} < {bind(queries.end_of(prefix))}", f"{column}, task_id"
-    condition = "held IS NOT NULL" if range_.by == "held" else f"{range_.by} = {bind(range_.value)}"
-    return " AND ".join([condition, *limit_age(of, bind, "task_id")]), "task_id DESC"
+    if range_.by == "changed":
+        return " AND ".join(["updated_at >= 0", *limit_changes(of, bind)]), "updated_at DESC"
+    match range_.by:
+        case "age":
+            conditions = ["task_id > ''"]
+        case "held":
+            conditions = ["held IS NOT NULL"]
+        case "owner":
+            conditions = [f"{column} = {bind(value)}" for column, value in name_owner(of, range_)]
+        case column:
+            conditions = [f"{column} = {bind(range_.value)}"]
+    return " AND ".join([*conditions, *limit_age(of, bind, "task_id")]), "task_id DESC"
+
+
+def name_owner(of: queries.TaskFilter, range_: TaskRange) -> list[tuple[str, str]]:
+    """Return the columns of the owner of a range, and what they hold."""
+    return [("owner_kind", range_.value or of.owner.kind), ("owner_id", of.owner.id)] if of.owner else []
 
 
 def limit_age(of: queries.TaskFilter, bind: Callable[[str], str], task_id: str) -> list[str]:
     """Return the conditions for the age of tasks."""
     return [f"{task_id} {sign} {bind(value)}" for sign, value in (("<", of.before), (">=", of.since)) if value]
+
+
+def limit_changes(of: queries.TaskFilter, bind: Callable[[Any], str], state: str = "") -> list[str]:
+    """Return the conditions for the last change of tasks; `state` is the table of it, with a point."""
+    at, task_id = f"{state}updated_at", f"{state}task_id"
+    conditions = [] if of.changed_since is None else [f"{at} >= {bind(of.changed_since)}"]
+    if of.behind is not None:
+        moment, last = map(bind, of.behind)
+        return [*conditions, f"{at} <= {moment}", f"({at} < {moment} OR {task_id} < {last})"]
+    return conditions if of.changed_before is None else [*conditions, f"{at} < {bind(of.changed_before)}"]
+
+
+def order_by(of: queries.TaskFilter, state: str, task_id: str) -> str:
+    """Return the order of a page: by the last change, or by age."""
+    return f"{state}.updated_at DESC, {task_id} DESC" if of.by_change else f"{task_id} DESC"
 
 
 def read_leases(rows: Iterable[tuple[Any, ...]], of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
@@ -99,6 +135,10 @@ class Pages(ABC):
         match query:
             case queries.TaskFilter():
                 return await self.find_tasks(tenant_id, query)
+            case queries.TaskCount():
+                return [await self.count_tasks(tenant_id, query.of, query.most)]
+            case queries.Settled():
+                return [await self.find_settled(tenant_id)]
             case queries.LeaseFilter():
                 return await self.find_leases(tenant_id, query)
             case queries.LeaseCount():
@@ -121,6 +161,8 @@ class Pages(ABC):
                 return await self.find_holdings(tenant_id, query)
             case queries.AheadOf():
                 return await self.count_ahead(tenant_id, query)
+            case queries.Heads():
+                return await self.find_heads(tenant_id, query.lanes)
             case queries.LimitUse():
                 return [await self.count_limit(tenant_id, query)]
             case queries.InstanceOf():
@@ -150,20 +192,34 @@ class Pages(ABC):
         each range tells which one that is.
         """
         ranges = list_ranges(of)
-        if of.summary_prefix or len(ranges) + (of.owner is not None) > 1:
-            for range_ in ranges:
-                ids = await self.find_ids(tenant_id, of, range_, FEW + 1)
-                if len(ids) <= FEW:
-                    return await self.read_tasks(tenant_id, of, [TaskRange("age")], ids) if ids else []
-        parts = await self.order_ranges(tenant_id, of, ranges)
+        several = of.summary_prefix or len(ranges) + (of.owner is not None) > 1
+        for range_ in [*ranges, *list_owners(of)] if of.by_change else ranges if several else []:
+            ids = await self.find_ids(tenant_id, of, range_, FEW + 1)
+            if len(ids) <= FEW:
+                return await self.read_tasks(tenant_id, of, [TaskRange("age")], ids) if ids else []
+        parts = [TaskRange("changed")] if of.by_change else await self.order_ranges(tenant_id, of, ranges)
         return await self.read_tasks(tenant_id, of, parts, []) if parts else []
+
+    async def count_tasks(self, tenant_id: str, of: queries.TaskFilter, most: int) -> tuple[int, bool]:
+        """Return how many tasks pass, and whether there may be more.
+
+        Of each range that has all of them so many are looked at; the first that has no more tells the number.
+        """
+        ranges = [*list_ranges(of), *list_owners(of), *[TaskRange("changed")] * (of.changed_since is not None)]
+        least = 0
+        for range_ in ranges or [TaskRange("age")]:
+            looked, number = await self.count_range(tenant_id, of, range_, most + 1)
+            if looked <= most:
+                return number, False
+            least = max(least, number)
+        return min(least, most), True
 
     async def order_ranges(self, tenant_id: str, of: queries.TaskFilter, ranges: list[TaskRange]) -> list[TaskRange]:
         """Return the ranges that have a page in the order of age, one behind the other where they are several."""
         if of.parent_task_id:
             return [TaskRange("parent_task_id")]
         if of.owner:
-            return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(wire.Kind))]
+            return list_owners(of) or [TaskRange("owner", kind) for kind in get_args(wire.Kind)]
         first = next((range_ for range_ in ranges if range_.by != "summary_prefix"), TaskRange("age"))
         if first.by == "type_prefix":
             types = await self.find_types(tenant_id, first.value, MOST_TYPES + 1)
@@ -178,6 +234,15 @@ class Pages(ABC):
     @abstractmethod
     async def find_ids(self, tenant_id: str, of: queries.TaskFilter, range_: TaskRange, most: int) -> list[str]:
         """Return tasks of a range, in any order."""
+
+    @abstractmethod
+    async def count_range(self, tenant_id: str, of: queries.TaskFilter, range_: TaskRange,
+                          most: int) -> tuple[int, int]:
+        """Return how many tasks of a range were looked at, and how many of these pass."""
+
+    @abstractmethod
+    async def find_settled(self, tenant_id: str) -> float:
+        """Return before which moment no change of a task is missing, for whoever reads from now on."""
 
     @abstractmethod
     async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
@@ -226,6 +291,10 @@ class Pages(ABC):
     @abstractmethod
     async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
+
+    @abstractmethod
+    async def find_heads(self, tenant_id: str, lanes: Sequence[int]) -> list[queries.Head]:
+        """Return the oldest claimable task of each priority of some lanes."""
 
     @abstractmethod
     async def count_limit(self, tenant_id: str, of: queries.LimitUse) -> tuple[int, int]:

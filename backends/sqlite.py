@@ -119,6 +119,7 @@ class Sqlite(sqlite_tables.SqliteTables):
         self.doubted = False                                # whether a COMMIT has failed on the writer's connection
         self.copied = 0                                     # changes of the writer when its log was copied back last
         self.torn = False                                   # whether what was copied back may be lost
+        self.writing_since: float | None = None             # before the batches that are being written had their time
 
     async def open(self) -> Sqlite:
         """Migrate, start the writer and open the readers; close everything again if that fails."""
@@ -236,7 +237,10 @@ class Sqlite(sqlite_tables.SqliteTables):
             for call in [item for item in flights if isinstance(item, WriterCall)]:
                 self._answer([(call.answer, *attempt(partial(self._run_call, call)))])
             if batches := [item for item in flights if isinstance(item, Flight)]:
-                self._answer(self._commit(batches))
+                self.writing_since = self.now()
+                outcomes = self._commit(batches)
+                self.writing_since = None
+                self._answer(outcomes)
             self._copy_back()
             if last:
                 break
@@ -402,6 +406,11 @@ class Sqlite(sqlite_tables.SqliteTables):
         if (call := counting.get()) is not None:
             call.add_rows(len(rows))
         return rows
+
+    async def find_settled(self, tenant_id: str) -> float:
+        """Return before which moment no change of a task is missing: those of the batches being written are later."""
+        now, since = self.now(), self.writing_since     # in this order: a batch that begins between them is later
+        return now if since is None else min(now, since)
 
     async def _write_alone(self, run: Callable[[], Any]) -> Any:
         """Run something that writes on the writer thread, where no batch runs meanwhile."""

@@ -10,7 +10,7 @@ import heapq
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Any, TypeVar, get_args
@@ -89,7 +89,7 @@ TYPES_OF = """
 # By which index each range is read; the planner knows too little about a tenant to choose.
 LED_BY = {"held": "tasks_held", "status": "tasks_status", "owner": "tasks_owner", "type": "tasks_type",
           "parent_task_id": "tasks_parent", "type_prefix": "tasks_type", "summary_prefix": "tasks_summary",
-          "age": "sqlite_autoindex_tasks_1"}
+          "age": "sqlite_autoindex_tasks_1", "changed": "tasks_changed"}
 BY_ID = NAMED + "AND t.task_id IN (SELECT value FROM json_each(?2))"
 KEYED = "SELECT task_id FROM tasks WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND idempotency_key = ?"
 LEASED = "SELECT task_id FROM leases WHERE tenant_id = ? AND ending = 'live' AND lease_id = ?"
@@ -347,8 +347,11 @@ DELAYED = f"""
     GROUP BY lane"""
 
 
-def find_oldest(lanes: str, by: str) -> str:
-    """Return the query for since when the oldest tasks of some lanes wait; `lanes` selects tenant, lane and type.
+WAITS_SINCE = "max(h.updated_at, coalesce(h.next_eligible_at, 0))"
+
+
+def find_heads(lanes: str, shown: str) -> str:
+    """Return the query for the oldest tasks of each priority of some lanes; `lanes` selects tenant, lane and type.
 
     It goes from one priority of a lane to the next one; the oldest task of each is found by the index of the queue.
     """
@@ -362,14 +365,15 @@ def find_oldest(lanes: str, by: str) -> str:
             SELECT t.priority FROM tasks AS t WHERE {of_lane} AND t.priority < p.priority
             ORDER BY t.priority DESC LIMIT 1), number + 1
         FROM priorities AS p WHERE p.priority IS NOT NULL AND number < {queries.MOST_PRIORITIES})
-    SELECT p.{by}, min(max(h.updated_at, coalesce(h.next_eligible_at, 0))) FROM priorities AS p
+    SELECT {shown} FROM priorities AS p
     JOIN tasks AS h ON h.rowid = (
-        SELECT t.rowid FROM tasks AS t WHERE {of_lane} AND t.priority = p.priority ORDER BY t.task_id LIMIT 1)
-    GROUP BY p.{by}"""
+        SELECT t.rowid FROM tasks AS t WHERE {of_lane} AND t.priority = p.priority ORDER BY t.task_id LIMIT 1)"""
 
 
-OLDEST = find_oldest("SELECT ?1 AS tenant_id, value AS lane, '' AS type FROM json_each(?2)", "lane")
-OLDEST_OF_ALL = find_oldest("SELECT tenant_id, lane, type FROM queues WHERE queued > 0", "type")
+OLDEST = find_heads("SELECT ?1 AS tenant_id, value AS lane, '' AS type FROM json_each(?2)",
+                    f"p.lane, h.task_id, h.fence, {WAITS_SINCE}")
+OLDEST_OF_ALL = find_heads("SELECT tenant_id, lane, type FROM queues WHERE queued > 0",
+                           f"p.type, min({WAITS_SINCE})") + " GROUP BY p.type"
 DUE_OF_ALL = f"""
     SELECT t.type, min(t.next_eligible_at) FROM tenants AS n CROSS JOIN tasks AS t ON t.rowid IN (
         SELECT rowid FROM tasks WHERE tenant_id = n.tenant_id AND status = 'queued' AND ready = 0 AND held IS NULL
@@ -435,18 +439,18 @@ def named_row(row: tuple[Any, ...]) -> tuple[stored.Task, stored.Lease | None, s
             stored.Progress(*progress) if progress[0] is not None else None)
 
 
-def make_binder(given: list[str]) -> Callable[[str], str]:
+def make_binder(given: list[Any]) -> Callable[[Any], str]:
     """Return a function that adds a parameter to a query and returns its name."""
-    def name(value: str) -> str:
+    def name(value: Any) -> str:
         given.append(value)
         return f"?{len(given)}"
     return name
 
 
 def select_tasks(tenant_id: str, of: queries.TaskFilter, ranges: list[pages.TaskRange],
-                 ids: list[str]) -> tuple[str, list[str]]:
+                 ids: list[str]) -> tuple[str, list[Any]]:
     """Return the query for a page of tasks from some ranges, and its parameters."""
-    given = [tenant_id]
+    given: list[Any] = [tenant_id]
     bind = make_binder(given)
     # +: not by the index, the ids are
     also = pages.narrow_tasks(of, bind, "t", "+t.task_id" if ids else "t.task_id")
@@ -454,17 +458,26 @@ def select_tasks(tenant_id: str, of: queries.TaskFilter, ranges: list[pages.Task
     led = NAMED.replace("FROM tasks AS t", f"FROM tasks AS t INDEXED BY {LED_BY[ranges[0].by]}")
     column = {"owner": "t.owner_kind", "type": "t.type"}.get(ranges[0].by)
     narrow = ([f"{column} = {bind(range_.value)}"] if range_.value else [] for range_ in ranges)
-    parts = [f"{' AND '.join([led, *also, *more])} ORDER BY t.task_id DESC LIMIT {of.limit:d}" for more in narrow]
+    order = pages.order_by(of, "t", "t.task_id")
+    parts = [f"{' AND '.join([led, *also, *more])} ORDER BY {order} LIMIT {of.limit:d}" for more in narrow]
     return queries.merge_parts(parts, of.limit), given
 
 
-def select_ids(tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> tuple[str, list[str]]:
+def select_ids(tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> tuple[str, list[Any]]:
     """Return the query for the ids of the tasks of a range, and its parameters."""
-    given = [tenant_id]
+    given: list[Any] = [tenant_id]
     bind = make_binder(given)
     conditions, order = pages.limit_range(of, range_, bind)
     return (f"SELECT task_id FROM tasks INDEXED BY {LED_BY[range_.by]} WHERE tenant_id = ?1 AND {conditions} "
             f"ORDER BY {order} LIMIT {most:d}"), given
+
+
+def select_count(tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange, most: int) -> tuple[str, list[Any]]:
+    """Return the query that counts the tasks of a range, and those of them that pass, and its parameters."""
+    sql, given = select_ids(tenant_id, of, range_, most)
+    passing = " AND ".join(["true", *pages.narrow_tasks(of, make_binder(given), "t", "t.task_id")])
+    return f"SELECT count(*), coalesce(sum({passing}), 0) FROM ({sql}) AS i JOIN tasks AS t " \
+           f"ON t.tenant_id = ?1 AND t.task_id = i.task_id", given
 
 
 def receipt_row(row: tuple[Any, ...]) -> stored.Receipt:
@@ -732,6 +745,17 @@ class SqliteTables(pages.Pages):
         sql, given = select_tasks(tenant_id, of, ranges, ids)
         return [named_row(row) for row in await self._rows(sql, *given)]
 
+    async def count_range(self, tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange,
+                          most: int) -> tuple[int, int]:
+        """Return how many tasks of a range were looked at, and how many of these pass."""
+        sql, given = select_count(tenant_id, of, range_, most)
+        looked, number = (await self._rows(sql, *given))[0]
+        return looked, number
+
+    async def find_settled(self, tenant_id: str) -> float:
+        """Return the time: nothing else runs while a batch does."""
+        return self.now()
+
     async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
         """Return the types of tasks that begin so."""
         return [row[0] for row in await self._rows(TYPES_OF, tenant_id, prefix, queries.end_of(prefix), most)]
@@ -802,9 +826,13 @@ class SqliteTables(pages.Pages):
             sql += f" AND (type, lane) > (?{len(given) - 1}, ?{len(given)})"
         counted = await self._rows(f"{sql} ORDER BY type, lane LIMIT {of.limit:d}", *given)
         now = self.now()
-        oldest = dict(await self._rows(OLDEST, tenant_id, json.dumps([row[0] for row in counted])))
+        heads = await self.find_heads(tenant_id, [row[0] for row in counted])
         later = {lane: rest for lane, *rest in await self._rows(DELAYED, tenant_id, now)}
-        return list(pages.join_queues(counted, oldest, later, now))
+        return list(pages.join_queues(counted, heads, later, now))
+
+    async def find_heads(self, tenant_id: str, lanes: Sequence[int]) -> list[queries.Head]:
+        """Return the oldest claimable task of each priority of some lanes."""
+        return [queries.Head(*row) for row in await self._rows(OLDEST, tenant_id, json.dumps(lanes))]
 
     async def find_schedules(self, tenant_id: str, of: queries.ScheduleFilter) -> list[stored.Schedule]:
         """Return a page of schedules, in the order of their ids."""

@@ -334,12 +334,16 @@ GROWING = ("get_task_history", "list_audit")      # lists to which time adds at 
 
 
 def print_hints(op: Operation, reply: dict[str, Any]) -> None:
-    """Print on stderr the option for the next page, or after the last page for later entries."""
+    """Print on stderr how many there are, and the option for the next page, or for what comes or changes later."""
+    if (total := reply.get("total")) is not None:
+        click.echo(f"{'at least ' * reply['at_least']}{total} in all", err=True)
     if more := reply.get("next_cursor"):
         click.echo(f"next page: --cursor {more}", err=True)
     elif (cursor := reply.get("cursor")) and ("since_receipt_id" in op.reader.fields or op.name in GROWING):
         since = "since-receipt-id" if "since_receipt_id" in op.reader.fields else "cursor"
         click.echo(f"later entries: --{since} {cursor}", err=True)
+    if moment := reply.get("as_of"):
+        click.echo(f"later changes: --changed-since {moment}", err=True)
 
 
 # The tools around a gate.

@@ -10,6 +10,7 @@ from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.model import wire
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, workers
+from asyncgate.parts.operating.listing import LIST_TASKS
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin, schedules
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
@@ -38,10 +39,12 @@ def sort_names(limited: frozenset[str] | None) -> list[str] | None:
 
 
 CORE = list(CORE_OPERATIONS.values())
+BEFORE = [op.name for op in CORE].index("get_task_history")     # where list_tasks is listed
 AT = [op.name for op in CORE].index("check_terminator")     # operations of schedules are listed among those of receipts
 OPERATIONS: dict[str, Operation] = table_of(
-    *CORE[:AT], EMIT_RECEIPT, schedules.REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS,
-    *lists.OPERATIONS, *schedules.OPERATIONS, *short_ids.OPERATIONS, *searching.OPERATIONS,
+    *CORE[:BEFORE], LIST_TASKS, *CORE[BEFORE:AT], EMIT_RECEIPT, schedules.REPORT_SCHEDULE, *CORE[AT:],
+    *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS, *schedules.OPERATIONS, *short_ids.OPERATIONS,
+    *searching.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
     *admin.OPERATIONS, *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *receipts_admin.OPERATIONS,
     *archive_admin.OPERATIONS, *service.OPERATIONS,

@@ -53,12 +53,12 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 7_840,
+    "backends": 8_000,
     "bench": 1_830,
     "clients": 4_340,
     "clients/typescript": 2_480,
     "commands": 8_420,
-    "conformance": 23_700,
+    "conformance": 23_760,
     "extras/a2a": 1_755,
     "extras/a2a_worker": 700,
     "extras/agents": 450,
@@ -84,8 +84,8 @@ CEILINGS = {
     "parts/faces": 4_810,
     "parts/identity": 5_520,
     "parts/metrics": 580,
-    "parts/model": 9_080,
-    "parts/operating": 2_290,
+    "parts/model": 9_120,
+    "parts/operating": 2_410,
     "parts/process": 2_240,
     "parts/receipts": 2_000,
 }

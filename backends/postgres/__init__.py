@@ -617,6 +617,13 @@ class Postgres(pages.Pages):
         statement, given = sql.select_tasks(of, ranges, ids)
         return [sql.named_row(row) for row in await self._read(tenant_id, statement, *given)]
 
+    async def count_range(self, tenant_id: str, of: queries.TaskFilter, range_: pages.TaskRange,
+                          most: int) -> tuple[int, int]:
+        """Return how many tasks of a range were looked at, and how many of these pass."""
+        statement, given = sql.select_count(of, range_, most)
+        looked, number = (await self._read(tenant_id, statement, *given))[0]
+        return looked, number
+
     async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
         """Return the types of tasks that begin so."""
         return [row[0] for row in await self._read(tenant_id, sql.TYPES_OF, prefix, queries.end_of(prefix), most)]
@@ -680,6 +687,16 @@ class Postgres(pages.Pages):
                 return sure
             await asyncio.sleep(0.003)
 
+    async def find_settled(self, tenant_id: str) -> float:
+        """Return before which moment no open transaction can still change a task; wait a moment for such ones."""
+        deadline, wanted = time.monotonic() + HIDDEN_SECONDS, inf
+        while True:
+            now, since = (await self._read(tenant_id, sql.SETTLED, sql.writers_key(uuid.UUID(tenant_id))))[0]
+            sure, wanted = now if since is None else min(now, since), min(wanted, now)
+            if sure >= wanted or time.monotonic() > deadline:
+                return float(sure) + self.skew
+            await asyncio.sleep(0.003)
+
     async def find_events(self, tenant_id: str, of: queries.EventFilter) -> list[stored.Event]:
         """Return a page of a task's events."""
         return [stored.Event(*row)
@@ -710,9 +727,13 @@ class Postgres(pages.Pages):
             statement += f" AND (type, lane) > (${len(given)}, ${len(given) + 1})"
         counted = await self._read(tenant_id, f"{statement} ORDER BY type, lane LIMIT {of.limit:d}", *given)
         now = self.now()
-        oldest = dict(await self._read(tenant_id, sql.OLDEST, [row[0] for row in counted]))
+        heads = await self.find_heads(tenant_id, [row[0] for row in counted])
         later = {lane: rest for lane, *rest in await self._read(tenant_id, sql.DELAYED, now)}
-        return list(pages.join_queues(counted, oldest, later, now))
+        return list(pages.join_queues(counted, heads, later, now))
+
+    async def find_heads(self, tenant_id: str, lanes: Sequence[int]) -> list[queries.Head]:
+        """Return the oldest claimable task of each priority of some lanes."""
+        return [queries.Head(*row) for row in await self._read(tenant_id, sql.OLDEST, list(lanes))]
 
     async def find_schedules(self, tenant_id: str, of: queries.ScheduleFilter) -> list[stored.Schedule]:
         """Return a page of schedules, in the order of their ids."""

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from asyncgate import MOST_PAGE_BYTES, Needs, Work
-from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
+from asyncgate.backends.pages import TaskRange, limit_range, name_owner, narrow_tasks, order_by
 from asyncgate.backends.postgres.pipeline import Connection, Fetched
 from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, list_columns
@@ -686,6 +686,12 @@ BY_IDS = f"""
 SELECT {ROW} FROM unnest($2::text[]) AS i (id)
 JOIN LATERAL (SELECT {listed(STATE)} FROM asyncgate.states
               WHERE tenant_id = $1 AND task_id = i.id LIMIT 1) AS s ON true {FOUND} WHERE true"""
+# What filters ask of tasks.
+FACTS = """
+JOIN LATERAL (SELECT task_id, status, held, updated_at FROM asyncgate.states
+              WHERE tenant_id = $1 AND task_id = i.id LIMIT 1) AS s ON true
+JOIN LATERAL (SELECT type, owner_kind, owner_id, parent_task_id, summary FROM asyncgate.tasks
+              WHERE tenant_id = $1 AND task_id = i.id LIMIT 1) AS t ON true"""
 TYPES_OF = """
 WITH RECURSIVE found (type) AS (
     (SELECT type::text FROM asyncgate.tasks WHERE tenant_id = $1 AND type >= $2 AND type < $3 ORDER BY type LIMIT 1)
@@ -803,18 +809,18 @@ GROUP BY lane"""
 # From one priority of a lane to the next one: the oldest task of each priority is found by the index of the queue.
 HEAD_OF = "priority, greatest(updated_at, coalesce(next_eligible_at, 0)) AS since"
 OLDEST = f"""
-SELECT l.lane, (
+SELECT l.lane, h.task_id, h.fence, h.since FROM unnest($2::bigint[]) AS l (lane), LATERAL (
     WITH RECURSIVE heads AS (
-        (SELECT {HEAD_OF}, 1 AS number FROM asyncgate.states
-         WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready ORDER BY priority DESC, task_id LIMIT 1)
+        (SELECT task_id::text, fence, {HEAD_OF}, 1 AS number FROM asyncgate.states
+         WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready ORDER BY priority DESC, states.task_id
+         LIMIT 1)
         UNION ALL
         SELECT s.*, h.number + 1 FROM heads AS h, LATERAL (
-            SELECT {HEAD_OF} FROM asyncgate.states
+            SELECT task_id::text, fence, {HEAD_OF} FROM asyncgate.states
             WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready AND priority < h.priority
-            ORDER BY priority DESC, task_id LIMIT 1) AS s
+            ORDER BY priority DESC, states.task_id LIMIT 1) AS s
         WHERE h.number < {queries.MOST_PRIORITIES})
-    SELECT min(since) FROM heads)
-FROM unnest($2::bigint[]) AS l (lane)"""
+    SELECT * FROM heads) AS h"""
 OVERDUE = f"""
 SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
     SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {SERVES}), $5)"""
@@ -870,13 +876,17 @@ TENANTS = "SELECT asyncgate.all_tenants()::text"
 # The newest receipt, and the start of the oldest open transaction that may still add receipts of this tenant: it holds
 # the shared writers lock of `begin`.  Order: the statement's snapshot is older than its read of pg_locks, so no
 # transaction can be missed.
-HORIZONS = {table: f"""
-SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} DESC LIMIT 1),
+OLDEST_WRITER = f"""
        (SELECT min(extract(epoch FROM coalesce(a.xact_start, '-infinity'))::float8) FROM pg_locks AS l
         LEFT JOIN pg_stat_activity AS a USING (pid)
         WHERE l.locktype = 'advisory' AND l.classid = {WRITERS} AND l.objid = $2::oid AND l.objsubid = 2
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+HORIZONS = {table: f"""
+SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} DESC LIMIT 1), {OLDEST_WRITER}"""
             for table, key in (("receipts", "receipt_id"), ("ledger", "arrival"))}
+# The same for changes of tasks, whose times are read behind that lock.  Order: this time is that of the statement's
+# arrival, so a transaction that takes the lock behind this look changes tasks later.
+SETTLED = f"SELECT extract(epoch FROM statement_timestamp())::float8, {OLDEST_WRITER} WHERE $1::uuid IS NOT NULL"
 
 
 @cache
@@ -892,24 +902,28 @@ LEADING = {"status": ("s.status",), "type": ("t.type",), "parent_task_id": ("t.p
            "owner": ("t.owner_kind", "t.owner_id")}
 
 
+OF_STATES = ("changed", "held", "status")      # whose indexes are of what changes
+
+
 def select_tasks(of: queries.TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[Any]]:
     """Return the statement that reads a page of tasks from some ranges, or of some ids, and its parameters."""
     given: list[Any] = [ids] if ids else []
     bind = make_binder(given)
     if ids:
         conditions = " AND ".join([BY_IDS, *narrow_tasks(of, bind, "s", "t.task_id")])
-        return f"{conditions} ORDER BY t.task_id DESC LIMIT {of.limit:d}", given
+        return f"{conditions} ORDER BY {order_by(of, 's', 't.task_id')} LIMIT {of.limit:d}", given
     return queries.merge_parts([select_range(of, range_, bind) for range_ in ranges], of.limit), given
 
 
 def select_range(of: queries.TaskFilter, range_: TaskRange, bind: Callable[[Any], str]) -> str:
     """Return the statement that reads a page of tasks from one range."""
-    led, at = (BY_STATE, "s.task_id") if range_.by in ("held", "status") else (ROWS, "t.task_id")
+    led, at = (BY_STATE, "s.task_id") if range_.by in OF_STATES else (ROWS, "t.task_id")
     columns, within, rest = LEADING.get(range_.by, ()), list[str](), of
     if columns:
         within, rest = bound_range(of, range_, [*columns, at], bind), leave_out(of, range_)
     conditions = " AND ".join([led, *within, *narrow_tasks(rest, bind, "s", at)])
-    return f"{conditions} ORDER BY {listed_down([*columns, at])} LIMIT {of.limit:d}"
+    order = order_by(of, "s", at) if of.by_change else listed_down([*columns, at])
+    return f"{conditions} ORDER BY {order} LIMIT {of.limit:d}"
 
 
 def bound_range(of: queries.TaskFilter, range_: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
@@ -918,7 +932,7 @@ def bound_range(of: queries.TaskFilter, range_: TaskRange, columns: list[str], b
     They are bounds, and the order names all columns: with `status = $2` the order could be that of the primary key, and
     a plan for any status reads all tasks by it, to find the few that have failed.
     """
-    owner = [range_.value or of.owner.kind, of.owner.id] if of.owner else []
+    owner = [value for _, value in name_owner(of, range_)]
     values = owner if range_.by == "owner" else [range_.value or getattr(of, range_.by)]
     names, row = [bind(value) for value in values], ", ".join(columns)
     there = [f"{columns[0]} IS NOT NULL"] if range_.by == "parent_task_id" else []     # its index has no others
@@ -957,7 +971,7 @@ def select_ids(of: queries.TaskFilter, range_: TaskRange, most: int) -> tuple[st
     """Return the statement that reads the ids of the tasks of a range, and its parameters."""
     given: list[Any] = []
     bind = make_binder(given)
-    table = "states AS s" if range_.by in ("held", "status") else "tasks AS t"
+    table = "states AS s" if range_.by in OF_STATES else "tasks AS t"
     if range_.by in LEADING:
         columns = [*LEADING[range_.by], "task_id"]
         conditions, order = " AND ".join(bound_range(of, range_, columns, bind)), listed_down(columns)
@@ -965,6 +979,13 @@ def select_ids(of: queries.TaskFilter, range_: TaskRange, most: int) -> tuple[st
         conditions, order = limit_range(of, range_, bind)
     return (f"SELECT task_id::text FROM asyncgate.{table} WHERE tenant_id = $1 AND {conditions} ORDER BY {order} "
             f"LIMIT {most:d}"), given
+
+
+def select_count(of: queries.TaskFilter, range_: TaskRange, most: int) -> tuple[str, list[Any]]:
+    """Return the statement that counts the tasks of a range, and those of them that pass, and its parameters."""
+    statement, given = select_ids(of, range_, most)
+    passing = " AND ".join(["true", *narrow_tasks(of, make_binder(given), "s", "i.id")])
+    return f"SELECT count(*), count(*) FILTER (WHERE {passing}) FROM ({statement}) AS i (id) {FACTS}", given
 
 
 def make_binder(given: list[Any]) -> Callable[[Any], str]:

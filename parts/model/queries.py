@@ -44,6 +44,21 @@ class TaskFilter(Query[Row], frozen=True):
     type_prefix: str | None = None
     summary_prefix: str | None = None       # SUMMARY_LETTERS at most
     parent_task_id: str | None = None
+    by_change: bool = False     # the latest change first, and of one moment the newest task
+    changed_since: float | None = None
+    changed_before: float | None = None
+    behind: tuple[float, str] | None = None     # by_change: the last change and the task_id of the row before
+
+
+class TaskCount(Query[tuple[int, bool]], frozen=True):
+    """How many tasks pass, in one row, and whether there may be more: of an index at most `most` are looked at."""
+
+    of: TaskFilter
+    most: int
+
+
+class Settled(Query[float], frozen=True):
+    """Before which moment no change of a task is missing, in one row: none that is still to be committed is earlier."""
 
 
 class LeaseFilter(Query[tuple[stored.Lease, str]], frozen=True):
@@ -140,6 +155,21 @@ class AheadOf(Query[int], frozen=True):
     task_id: str
     most: int
     limits: str | None = None
+
+
+class Head(Struct, frozen=True):
+    """The oldest claimable task of a priority in a lane."""
+
+    lane: int
+    task_id: str
+    fence: int
+    since: float                # since when it may be claimed
+
+
+class Heads(Query[Head], frozen=True):
+    """The oldest claimable task of each priority of some lanes, MOST_PRIORITIES of a lane; in any order."""
+
+    lanes: tuple[int, ...]
 
 
 HOLDS_COUNTED = 10_000      # of each limit, for metrics

@@ -26,6 +26,7 @@ OnExpiry = Literal["resume", "fail"]
 InputAction = Literal["accept", "decline", "cancel"]
 InputState = Literal["open", "accept", "decline", "cancel", "expired"]
 UntilChildren = Literal["all", "any"]
+TaskOrder = Literal["created", "changed"]
 OnConflict = Literal["return", "refuse", "replace", "supersede", "keep_latest"]
 UniqueOutcome = Literal["returned", "replaced", "superseded", "waits"]
 
@@ -365,10 +366,9 @@ class GetTaskHistory(PageAsk, kw_only=True):
     task_id: Annotated[Name, says("the task")] = ""
 
 
-class ListTasks(PageAsk, kw_only=True):
-    """List tasks."""
+class TaskFilters(PageAsk, kw_only=True):
+    """Which tasks a list has."""
 
-    example = ({"status": "succeeded", "limit": 20}, {"tasks": [examples.TASK_RECORD]})
     next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
     lists = "all"
     status: Annotated[Status | None, says("only tasks in this status")] = None
@@ -382,6 +382,15 @@ class ListTasks(PageAsk, kw_only=True):
     parent_task_id: Annotated[Name | None, says("only children of this task")] = None
     type_prefix: Annotated[Name | None, says("how the type begins")] = None
     summary_prefix: Annotated[SummaryPrefix | None, says("how task_summary begins, letter for letter")] = None
+
+
+class ListTasks(TaskFilters, kw_only=True):
+    """List tasks."""
+
+    example = ({"status": "succeeded", "limit": 20}, {"tasks": [examples.TASK_RECORD]})
+    order: Annotated[TaskOrder | None, says("changed: the latest change first")] = None
+    changed_since: Annotated[Moment | None, says("changed then or later; the last as_of")] = None
+    count: Annotated[bool, says("also return total")] = False
 
 
 class CancelTask(TaskAsk, kw_only=True):
@@ -866,13 +875,17 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
 
 
 class Tasks(Struct):
-    """A page of tasks, newest first."""
+    """A page of tasks, newest first, or the latest change first."""
 
     columns = "task_id type status priority attempt created_by created_at held"
     newest_first = True
     tasks: list[TaskRecord]
     next_cursor: str | None = None
     cursor: str | None = None
+    as_of: Annotated[datetime | UnsetType, says(
+        "by changes only: no earlier change is missing, and no later one is listed; the next changed_since")] = UNSET
+    total: Annotated[int | UnsetType, says("if it was asked for: how many tasks the filters leave")] = UNSET
+    at_least: Annotated[bool | UnsetType, says("of total: whether there may be more, which were not counted")] = UNSET
 
 
 class Input(Struct):

@@ -64,11 +64,10 @@ class RunSchedule(ScheduleAsk, kw_only=True):
     example = ({"schedule_id": "weekly-report"}, {"task_id": examples.TASK_ID, "status": "queued"})
 
 
-class SearchTasks(wire.ListTasks, kw_only=True):
+class SearchTasks(wire.TaskFilters, kw_only=True):
     """Search tasks."""
 
     example = ({"payload": "doc:7", "limit": 20}, {"tasks": [examples.TASK_RECORD], "searched": 140})
-    next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
     payload: Annotated[wire.Name | None,
                        wire.says("a member of the payload and its value: doc:7, or order.id:A-7")] = None
     tag: Annotated[wire.Name | None, wire.says("a label in requirements.tags: night, or of an object team:blue")] = None

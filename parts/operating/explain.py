@@ -29,6 +29,7 @@ from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
 from asyncgate.parts.model.unique import find_unique, name_key
 from asyncgate.parts.model.views import decode_terms, to_raw, to_utc, to_utc_or_none
 from asyncgate.parts.operating import pausing, workers
+from asyncgate.parts.operating.listing import LIST_TASKS
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.reached import Reached, find_reached
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
@@ -638,7 +639,7 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
                      progress: stored.Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
-    helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
+    helping = (*CORE_OPERATIONS.values(), LIST_TASKS, *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
     asked = {question.to for question in stored.list_open(stored.read_questions(progress))}
     answers = {"get_limit"} if caller.unlimited else set[str]()
     answers |= {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model import wire, wire_operating
 from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.operating.listing import list_by_age, read_filters
 
 MOST_SEARCHED = 2000        # tasks that one call looks at
 LARGE_BYTES = 1 << 15       # of a payload: after one that is as large, other requests have their turn
@@ -21,16 +22,16 @@ async def search_tasks(engine: Engine, caller: Caller, ask: wire_operating.Searc
     Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of them
     or a few more: repeat it with next_cursor to look further, also if it has found none.
     """
-    filters = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
+    of = replace(read_filters(engine, caller, ask), limit=engine.limit_page(MOST_SEARCHED) + 1)
     tasks, searched, most = list[wire.TaskRecord](), 0, engine.limit_page(ask.limit)
     while True:
-        page = await engine.list_tasks(caller, wire.ListTasks(**{**filters, "limit": MOST_SEARCHED}))
+        page = await list_by_age(engine, caller, ask, of)
         for task in page.tasks:
             if is_meant(task, ask):
                 tasks.append(task)
             if len(bytes(task.payload)) >= LARGE_BYTES:
                 await asyncio.sleep(0)
-        searched, filters["cursor"] = searched + len(page.tasks), page.next_cursor
+        searched, ask = searched + len(page.tasks), replace(ask, cursor=page.next_cursor)
         if page.next_cursor is None or len(tasks) >= most or searched >= MOST_SEARCHED:
             return wire_operating.FoundTasks(tasks, page.next_cursor, page.cursor, searched)
 

@@ -972,3 +972,20 @@ async def test_a_claim_reads_turns_of_the_lanes_it_knows_though_another_batch_ha
 
     assert claimed is not None
     assert (claimed.type, seen) == ("a", ["a", "b"])
+
+
+async def test_an_open_transaction_holds_back_the_end_of_a_list_of_changes(direct: str) -> None:
+    async with opened(direct) as gate, connected(direct) as other:
+        task_id, ada = await gate.create(), gate.as_agent()
+        async with other.transaction():
+            await other.execute("SELECT set_config('app.tenant_id', $1, true)", TENANT)
+            key = sql.writers_key(uuid.UUID(TENANT))
+            await other.execute("SELECT pg_advisory_xact_lock_shared($1::int, $2::int)", sql.WRITERS, key)
+            await other.execute("UPDATE asyncgate.states SET priority = 7, "
+                                "updated_at = extract(epoch FROM clock_timestamp()) WHERE task_id = $1", task_id)
+            before = await ada.list_tasks(order="changed")
+        after = await ada.list_tasks(changed_since=before.as_of)
+
+        assert [task.priority for task in before.tasks] == [0]
+        assert [task.priority for task in after.tasks] == [7]
+        assert (await ada.list_tasks(changed_since=after.as_of)).tasks == []

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sqlite3
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -289,3 +290,22 @@ async def test_a_file_whose_name_looks_like_part_of_a_url_is_backed_up(tmp_path:
         await backend.close()
 
     assert await tasks_of(tmp_path / "copy.db") == {made}
+
+
+async def test_a_batch_that_is_not_committed_holds_back_the_end_of_a_list_of_changes(gate: Gate) -> None:
+    task_id, decided, go = await gate.create(), threading.Event(), threading.Event()
+
+    def decide(work: Work) -> None:
+        work.change_task(work.tasks[task_id], priority=7)
+        decided.set()
+        go.wait()
+
+    writing = asyncio.create_task(backend_of(gate).transact(TENANT, Needs(tasks={task_id}), decide))
+    await asyncio.to_thread(decided.wait)
+    before = await gate.as_agent().list_tasks(order="changed")
+    go.set()
+    await writing
+    after = await gate.as_agent().list_tasks(changed_since=before.as_of)
+
+    assert [task.priority for task in before.tasks] == [0]
+    assert [task.priority for task in after.tasks] == [7]

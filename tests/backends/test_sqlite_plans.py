@@ -23,6 +23,7 @@ from asyncgate.backends.sqlite_tables import (
     LEASED,
     LEASED_TO,
     SIGN,
+    select_count,
     select_ids,
     select_tasks,
 )
@@ -84,6 +85,28 @@ def test_a_look_at_each_range_reads_its_index_alone(
 
         assert f" INDEX {indexes.pop(range_.by)} (tenant_id=?" in step
     assert not indexes
+
+
+@pytest.mark.parametrize("fields", [{}, {"changed_since": 1.0}, {"behind": (1.0, "a")}, EVERY], ids=str)
+def test_a_list_by_changes_is_read_by_their_index(db: sqlite3.Connection, fields: dict[str, Any]) -> None:
+    of = filtered(**fields, by_change=True, changed_before=2.0)
+    sql, given = select_tasks(TENANT, of, [TaskRange("changed")], [])
+
+    first, *others = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
+
+    assert " tasks_changed (tenant_id=? AND updated_at" in first
+    sorts = [step for step in others if "TEMP" in step or "SCAN" in step]
+    assert sorts in (["USE TEMP B-TREE FOR LAST TERM OF ORDER BY"], ["USE TEMP B-TREE FOR RIGHT PART OF ORDER BY"])
+
+
+def test_a_total_is_counted_by_the_index_of_a_range(db: sqlite3.Connection) -> None:
+    indexes = {by: index for index, (by, *_), _ in RANGES} | {
+        "type_prefix": "tasks_type", "summary_prefix": "tasks_summary", "changed": "tasks_changed"}
+    of = filtered(*IDS, **EVERY, changed_since=1.0)
+    for range_ in [*list_ranges(of), TaskRange("age"), TaskRange("changed"), TaskRange("owner")]:
+        steps = plan(db, *select_count(TENANT, of, range_, 10))
+
+        assert any(f" {indexes[range_.by]} (tenant_id=?" in step for step in steps), (range_, steps)
 
 
 def test_some_tasks_are_found_by_their_ids(db: sqlite3.Connection) -> None:

@@ -175,6 +175,7 @@ CREATE UNIQUE INDEX states_lease ON asyncgate.states (tenant_id, lease_id) WHERE
 CREATE INDEX states_holder ON asyncgate.states (tenant_id, worker_kind, worker_id, claim_id)
     WHERE status IN ('leased', 'running');
 CREATE INDEX states_status ON asyncgate.states (tenant_id, status, task_id);
+CREATE INDEX states_changed ON asyncgate.states (tenant_id, updated_at);
 CREATE INDEX states_held ON asyncgate.states (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX states_check ON asyncgate.states (check_at)    -- begins with the time: upkeep reads all tenants at once
     WHERE check_at IS NOT NULL;

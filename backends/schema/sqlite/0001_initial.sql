@@ -93,6 +93,7 @@ CREATE INDEX tasks_type ON tasks (tenant_id, type, task_id);
 CREATE INDEX tasks_parent ON tasks (tenant_id, parent_task_id, task_id) WHERE parent_task_id IS NOT NULL;
 CREATE INDEX tasks_summary ON tasks (tenant_id, summary, task_id) WHERE summary IS NOT NULL;
 CREATE INDEX tasks_status ON tasks (tenant_id, status, task_id);
+CREATE INDEX tasks_changed ON tasks (tenant_id, updated_at);
 CREATE INDEX tasks_held ON tasks (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
