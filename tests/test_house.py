@@ -77,6 +77,7 @@ CEILINGS = {
     "extras/payloads": 370,
     "extras/privacy": 2_020,
     "extras/scheduler": 1_280,
+    "extras/starvation": 90,
     "extras/types": 960,
     "extras/unique": 195,
     "extras/webhooks": 2_140,

@@ -53,6 +53,7 @@ EXTRAS = {
     "output": (*BELOW, "faces", "joint"),
     "privacy": (*BELOW, "identity", "receipts", "joint"),
     "scheduler": ("model", "process", "clients", "commands", "joint"),
+    "starvation": (*BELOW, "operating", "joint"),
     "types": (*BELOW, "identity", "operating", "faces", "joint"),
     "unique": (*BELOW, "identity", "joint"),
     "webhooks": (*BELOW, "identity", "joint"),

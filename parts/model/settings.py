@@ -420,6 +420,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type_limits: Annotated[TypeLimits, says("Limits of tasks that name none: TYPE=LIMIT, or TYPE=LIMIT:KEY")] = ()
     max_expiries: Annotated[Natural, says("Lost leases after which a task is put on hold; 0 is never")] = 10
     max_parks: Annotated[Natural, says("Times a task may be parked before it is put on hold; 0 is any number")] = 1000
+    starvation_factor: Annotated[float, span(0, 1e6, "a number"), says(
+        "How many times the usual wait of its queue a task waits before its owner is told; 0 is never")] = 10.0
     restart_grace_seconds: Annotated[Duration, says("Extra seconds for leases after a time without a gate")] = 5.0
     expiry_jitter_seconds: Annotated[Duration, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100

@@ -88,7 +88,7 @@ class ExplainTask(wire.TaskAsk, kw_only=True):
 CauseName = Literal[
     "leased", "instance_gone", "lease_overdue", "input_required", "children_open", "key_taken", "on_hold", "paused",
     "tenant_suspended", "delay", "backoff", "parked", "jitter", "limit_reached", "lease_quota", "no_worker",
-    "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting", "ended"]
+    "waiting_too_long", "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting", "ended"]
 
 
 class WorkerFact(Struct, omit_defaults=True):
@@ -118,6 +118,7 @@ class Evidence(Struct, omit_defaults=True):
     searched: int | None = None             # workers looked at, the last that asked; all, if absent
     workers: list[WorkerFact] | None = None
     ahead: int | None = None                # tasks before it, counted up to 1000
+    usual_seconds: float | None = None      # what others of its queue had waited that were leased in the last hour
     in_use: int | None = None               # leases of the tenant, or under the limit
     limit: int | None = None                # leases that it may have
     limit_name: str | None = None           # the limit that keeps the task

@@ -32,6 +32,7 @@ from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.listing import LIST_TASKS
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.reached import Reached, find_reached
+from asyncgate.parts.operating.waits import Usual, find_longest, read_usual
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
 from asyncgate.parts.process.presence import decode_claims
 
@@ -69,6 +70,8 @@ class Facts(Struct, kw_only=True):
     most_leases: int = -1                       # that it may have; -1: any number
     ahead: int = 0
     limit: Reached | None = None                # what keeps it of its limits
+    usual: Usual | None = None                  # how long others wait in its queue, which is served
+    longest: float = 0.0                        # seconds after which its wait is too long
     keeper: str | None = None                   # the task for whose end it waits, which has its key
     asked: list[Claimant] = []                     # the last workers that asked, the latest first
     able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
@@ -88,6 +91,11 @@ class Facts(Struct, kw_only=True):
     def waits(self) -> bool:
         """Whether the queue may offer the task now."""
         return self.task.status == "queued" and self.task.offerable(self.now)
+
+    @property
+    def waits_since(self) -> float:
+        """Return since when the queue may offer the task."""
+        return max(self.task.updated_at, self.task.next_eligible_at or 0.0)
 
     @property
     def stopping(self) -> Pause | None:
@@ -426,6 +434,20 @@ def explain_busy(at: Facts) -> wire_workers.Cause | None:
                       ("get_task", "wait until one of them is free"))
 
 
+def explain_starvation(at: Facts) -> wire_workers.Cause | None:
+    """It waits much longer than those that were leased from its queue in the last hour."""
+    if not at.waits or at.usual is None or at.now - at.waits_since <= at.longest:
+        return None
+    others = words.say_count(at.usual.leased, "task")
+    return make_cause(at, "waiting_too_long",
+                      f"It has been waiting for {words.say_length(at.now - at.waits_since)}; the {others} leased from "
+                      f"its queue in the last hour had waited for {words.say_length(at.usual.seconds)} on average.",
+                      wire_workers.Evidence(since=to_utc(at.waits_since), ahead=at.ahead, type=at.task.type,
+                                            usual_seconds=at.usual.seconds),
+                      ("list_workers", "see who serves its queue; more workers or a higher priority help"),
+                      ("get_task", "wait for its turn, or ask an admin to raise its priority"))
+
+
 def explain_queue(at: Facts) -> wire_workers.Cause | None:
     """Other tasks come before it in its queue."""
     if not at.waits or not at.ahead:
@@ -450,7 +472,7 @@ def explain_claimable(at: Facts) -> wire_workers.Cause | None:
     row, claim = at.asking[0]
     return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can take it and asked for work "
                       f"{words.say_length(at.now - claim.at)} ago; the next such worker that asks gets it.",
-                      wire_workers.Evidence(since=to_utc(max(at.task.updated_at, at.task.next_eligible_at or 0.0)),
+                      wire_workers.Evidence(since=to_utc(at.waits_since),
                                             workers=[show_asked(at, row, claim) for row,
                                                      claim in at.asking[:MOST_EVIDENCE]]),
                       ("get_task", "wait until it ends"))
@@ -559,8 +581,8 @@ CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
     explain_leased, explain_instance_gone, explain_lease_overdue, explain_input, explain_children, explain_key,
     explain_hold,
     explain_pause, explain_suspension, explain_delay, explain_backoff, explain_park, explain_jitter,
-    explain_no_worker, explain_limit, explain_quota, explain_busy, explain_queue, explain_claimable, explain_owed,
-    explain_parked, explain_waiting, explain_end)
+    explain_no_worker, explain_limit, explain_quota, explain_starvation, explain_busy, explain_queue, explain_claimable,
+    explain_owed, explain_parked, explain_waiting, explain_end)
 
 
 # Making them.
@@ -700,6 +722,9 @@ async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
                                            queries.AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD,
                                                            task.limits))
         facts.limit = await find_reached(backend, tenant_id, task, facts.now)
+        if engine.settings.starvation_factor:
+            facts.usual = (await read_usual(engine, tenant_id, facts.now)).get(task.lane)
+            facts.longest = find_longest(engine.settings, facts.usual) if facts.usual else 0.0
     facts.asked = await read_asked(engine, tenant_id, facts.now)
     facts.pauses = find_pauses(await backend.record(tenant_id, stored.Pauses), facts.now)
     able, paused = find_able(task.type, facts.needed, facts.asked), {pause.worker for pause in facts.pauses}

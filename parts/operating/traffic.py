@@ -94,6 +94,10 @@ class TrafficCounter(Extension):
         self.unsaved[work.tenant_id].add(minute)
         return counts
 
+    def list_tenants(self, since: float) -> list[str]:
+        """Return the tenants in which this process has counted something since then."""
+        return [tenant_id for tenant_id, minutes in self.counted.items() if max(minutes, default=0) >= since // 60]
+
     def list_rows(self, tenant_id: str, minutes: Iterable[int]) -> list[stored.Traffic]:
         """Return what this process has counted in some minutes, as it is stored."""
         by_minute = self.counted.get(tenant_id, {})

@@ -26,6 +26,8 @@ const ANOMALIES = {
   lease_expired_often: ({expiries}) => `Its lease was lost ${times(expiries)}.`,
   lease_renewed_often: ({renewals}) => `Its lease was renewed ${times(renewals)}.`,
   attempts_spent_but_queued: () => "Its attempts are spent, and still it waits.",
+  waiting_too_long: ({waits_seconds: waits, usual_seconds: usual}) =>
+    `It has been waiting for ${Math.round(waits)} s; others of its queue had waited for ${Math.round(usual)} s.`,
   schedule_late: ({schedule_id: schedule}) => `Schedule ${schedule ?? ""} is late: its scheduler is silent.`,
   task_held: ({expiries, held, workers}) => held === "lease_expiries"
     ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
