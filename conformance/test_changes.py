@@ -210,7 +210,7 @@ async def test_who_polls_while_many_write_misses_nothing_and_gets_nothing_twice(
     async def read() -> None:
         nonlocal as_of
         while not done.is_set():
-            changes, as_of = await poll(gates[-1].as_agent(), as_of, limit=7)
+            changes, as_of = await poll(gate.as_agent(), as_of, limit=7)
             seen.extend(changes)
 
     reader = asyncio.create_task(read())

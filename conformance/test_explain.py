@@ -74,7 +74,7 @@ async def change(gate: harness.Gate, how: Callable[[Work], object], task_id: str
 
     def load(needs: Any, caller: Caller, ask: Any) -> None:
         needs.tasks.update({task_id} - {None})
-    await gate.engine.write(write, load, gate.engine.make_own_caller(gate.tenant_id), None)  # type: ignore[arg-type]
+    await gate.engine.write(write, load, gate.engine.make_own_caller(gate.tenant_id), wire.Ask())
 
 
 async def post(gate: harness.Gate, task_id: str, state: Any, reason: str | None = None) -> None:

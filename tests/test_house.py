@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_340,
     "clients/typescript": 2_480,
     "commands": 8_420,
-    "conformance": 23_760,
+    "conformance": 23_910,
     "extras/a2a": 1_755,
     "extras/a2a_worker": 700,
     "extras/agents": 450,
@@ -86,7 +86,7 @@ CEILINGS = {
     "parts/identity": 5_520,
     "parts/metrics": 580,
     "parts/model": 9_120,
-    "parts/operating": 2_410,
+    "parts/operating": 2_480,
     "parts/process": 2_240,
     "parts/receipts": 2_000,
 }

@@ -369,27 +369,27 @@ class GetTaskHistory(PageAsk, kw_only=True):
 class TaskFilters(PageAsk, kw_only=True):
     """Which tasks a list has."""
 
-    next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
+    next_step = "While next_cursor is not null, repeat with it as cursor."
     lists = "all"
-    status: Annotated[Status | None, says("only tasks in this status")] = None
-    type: Annotated[Name | None, says("only tasks of this type")] = None
-    created_by: Annotated[Name | None, says("id of the creator, or kind:id; absent: all, for an admin")] = None
+    status: Annotated[Status | None, says("in this status")] = None
+    type: Annotated[Name | None, says("of this type")] = None
+    created_by: Annotated[Name | None, says("the creator, as id or kind:id; absent: all, for an admin")] = None
     created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
     created_after: Annotated[Moment | None, says("created then or later")] = None
     created_before: Annotated[Moment | None, says("created earlier")] = None
     id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
-    held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
-    parent_task_id: Annotated[Name | None, says("only children of this task")] = None
+    held: Annotated[bool | None, says("on hold, or not")] = None
+    parent_task_id: Annotated[Name | None, says("children of this task")] = None
     type_prefix: Annotated[Name | None, says("how the type begins")] = None
-    summary_prefix: Annotated[SummaryPrefix | None, says("how task_summary begins, letter for letter")] = None
+    summary_prefix: Annotated[SummaryPrefix | None, says("how task_summary begins")] = None
 
 
 class ListTasks(TaskFilters, kw_only=True):
     """List tasks."""
 
     example = ({"status": "succeeded", "limit": 20}, {"tasks": [examples.TASK_RECORD]})
-    order: Annotated[TaskOrder | None, says("changed: the latest change first")] = None
-    changed_since: Annotated[Moment | None, says("changed then or later; the last as_of")] = None
+    order: Annotated[TaskOrder | None, says("changed: latest change first")] = None
+    changed_since: Annotated[Moment | None, says("the last as_of, or a time")] = None
     count: Annotated[bool, says("also return total")] = False
 
 

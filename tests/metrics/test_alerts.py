@@ -30,7 +30,7 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateNobodyTakesTasks": ({
         f"asyncgate_queue_oldest_seconds{{{TYPE}}}": "100x60",
         f"asyncgate_leases_granted_total{{{TYPE}}}": "7x60"}, {"type": "demo"}),
-    "AsyncGateTasksStarve": ({f'asyncgate_upkeep_done_total{{{GATE},duty="starvation"}}': "0x50 1x10"}, {}),
+    "AsyncGateTasksStarve": ({f'asyncgate_upkeep_done_total{{{GATE},duty="starvation"}}': "0x40 1x20"}, {}),
     "AsyncGateLeasesExpire": ({
         f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+2x60",
         f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+8x60"}, {"type": "demo"}),
