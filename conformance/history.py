@@ -33,6 +33,7 @@ SHOWS_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
                                     stored.Bulk, stored_journal.RecordedStep, stored.Progress, stored_limits.Hold,
                                     stored_output.OutputEntry)
+CLOCK_DIGIT = 1e-5      # of seconds, which answers round
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
@@ -232,6 +233,11 @@ class History:
                 yield f"task {task_id} was acknowledged, but has no task.assigned"
         for call in self.done("complete", "fail", "cancel_task"):
             yield from self._kept(call)
+        for call in self.done("renew_lease"):
+            lease = self.end.leases.get(call.ask["task_id"])
+            if lease is not None and lease.lease_id == call.ask["lease_id"] and (
+                    lease.expires_at < seconds(said(call)["expires_at"]) - CLOCK_DIGIT):
+                yield f"a renewal of lease {lease.lease_id} of task {lease.task_id} was acknowledged and is lost"
 
     def _kept(self, call: Call) -> Iterator[str]:
         task, reply = self.end.tasks.get(call.ask["task_id"]), said(call)
@@ -397,7 +403,7 @@ class History:
                    if not task.idempotency_key and "rerun_of" not in json.loads(task.terms or "{}")]
         yield from (f"task {task.task_id} has the key {task.idempotency_key}, which nobody gave"
                     for task in self.end.tasks.values() if task.idempotency_key and task.idempotency_key not in keys)
-        if len(keyless) > (asked := len(keys) - sum(map(bool, keys))):
+        if len(keyless) > (asked := sum(not key for key in keys)):
             yield f"{len(keyless)} tasks have no key, such as {keyless[-1]}, and {asked} were asked for"
 
     def i11_tenants(self) -> Iterator[str]:

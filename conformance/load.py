@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -65,6 +66,10 @@ UNIQUE: list[dict[str, Any]] = [
     {}, {"on_conflict": "refuse"}, {"on_conflict": "replace"}, {"while": "queued", "on_conflict": "replace"},
     {"while": "queued", "on_conflict": "supersede"}, {"while": 1, "on_conflict": "return"},
     *[{"on_conflict": "supersede"}] * 2, *[{"on_conflict": "keep_latest"}] * 4]
+# What somebody tries with the lease of another.
+THEFTS: list[tuple[str, dict[str, Any]]] = [
+    ("complete", {"result": 1, "artifacts": ARTIFACTS}), ("fail", {"error": "theft"}),
+    ("renew_lease", {"extend_by_seconds": 1})]
 CAN_LIMIT = bool(are_here(["set_limit"]))
 # What workers ask the boss, by key.
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -309,11 +314,14 @@ class Straight(Client):
 
     async def ask(self, operation: str, **ask: Any) -> Call:
         """Perform an operation; what another error than a refusal leaves is unknown, and so is a lost reply."""
-        load, fields = self.load, self.request(operation, ask)[2] if operation != "health" else {}
+        load, op = self.load, OPERATIONS[operation]
+        fields = self.request(operation, ask)[2] if operation != "health" else {}
         call = Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=load.now(), ended=0.0)
         self.begin(call)
+        if op.rest[0][0] == "GET":      # as on the wire, where what is empty is not said
+            fields = {name: value for name, value in fields.items() if value}
         try:
-            reply = await load.gate.perform(OPERATIONS[operation], **fields)
+            reply = await load.gate.perform(op, **fields)
             if not load.losing or load.random.random() >= load.losing:
                 call.reply = json.loads(encode_json(reply))
         except errors.GateError as refusal:
@@ -342,6 +350,7 @@ class Load:
         self.number = 0
         self.stopping = False
         self.made: list[str] = []
+        self.leases: deque[dict[str, Any]] = deque(maxlen=10)       # the last that were granted
         self.now: Callable[[], float] = time.time
         self.clients: list[Client] = []
         self.goal, self.reached = 0, asyncio.Event()
@@ -355,7 +364,7 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
-                     self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK,
+                     self.thief(), self.pauser(), self.bulker(), *[self.boss()] * CAN_ASK,
                      *([self.limiter()] if CAN_LIMIT else [])]
         under_way = [asyncio.create_task(coroutine) for coroutine in everybody]
         try:
@@ -435,9 +444,10 @@ class Load:
 
     async def work(self, client: Client, under: dict[str, Any]) -> None:
         """Complete, fail or abandon one task."""
+        self.leases.append(under)
         draw = self.random.random()
         if draw < 0.10:
-            await client.ask("renew_lease", **under, extend_by_seconds=1)
+            await client.ask("renew_lease", **under, extend_by_seconds=self.random.choice([1, 60]))
         elif draw < 0.20:
             await client.ask("start_task", **under)
         elif draw < 0.30:
@@ -462,6 +472,16 @@ class Load:
             await self.wait_for_children(client, under)
         elif draw < 0.98 and CAN_ASK:
             await self.ask(client, under)
+
+    async def thief(self) -> None:
+        """Use leases of others, which is refused, now and then."""
+        client, draw = self.client("w-thief"), self.random
+        while not self.stopping:
+            if self.leases:
+                operation, more = draw.choice(THEFTS)
+                await client.ask(operation, **draw.choice(self.leases), **more)
+            await self.server.up.wait()
+            await asyncio.sleep(0.05)
 
     async def append(self, client: Client, under: dict[str, Any]) -> None:
         """Append chunks that differ, each of them once, though calls are repeated."""

@@ -71,7 +71,7 @@ class Forgery:
         self.change(task_id, fence=self.end.tasks[task_id].fence + skipped)
 
     def lease(self, task_id: str, lease_id: str, fence: int, ending: str) -> None:
-        self.end.leases[task_id] = Lease(task_id, lease_id, "worker", "w1", None, fence, 0.0, 0.0, 0, "", None, ending)
+        self.end.leases[task_id] = Lease(task_id, lease_id, "worker", "w1", None, fence, 0.0, 1e9, 0, "", None, ending)
 
     def change(self, task_id: str, **fields: Any) -> None:
         self.end.tasks[task_id] = replace(self.end.tasks[task_id], **fields)
@@ -599,6 +599,21 @@ def turns_a_claim_around(f: Forgery) -> None:
            claim_id="again")
 
 
+def gives_a_task_another_key(f: Forgery) -> None:
+    f.change("v", idempotency_key="somebody else's")
+
+
+def creates_what_nobody_asked_for(f: Forgery) -> None:
+    f.calls = [call for call in f.calls
+               if call.reply != {"task_id": "v", "status": "queued"} and call.operation != "rerun_task"]
+
+
+def loses_a_renewal(f: Forgery) -> None:
+    f.call("renew_lease", "w1", {"expires_at": datetime.fromtimestamp(f.clock + 60, UTC).isoformat()}, task_id="v",
+           lease_id="v-a", extend_by_seconds=60)
+    f.end.leases["v"] = replace(f.end.leases["v"], expires_at=f.clock)
+
+
 FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I1", loses_a_task), ("I1", forgets_a_retried_failure), ("I2", leases_twice), ("I3", skips_a_fence),
     ("I3", skips_fences_at_no_move),
@@ -629,7 +644,8 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("ANSWERS", loses_an_answer), ("ANSWERS", changes_an_answer), ("ANSWERS", hands_on_an_answer_that_nobody_gave),
     ("QUESTIONS", leases_what_waits_for_an_answer), ("QUESTIONS", waits_for_nothing),
     ("QUESTIONS", ends_with_an_open_question), ("I4", gives_up_without_an_expiry),
-    ("I9", leaves_an_answered_question_open), ("I8", ends_a_lease_that_it_says_is_kept)]
+    ("I9", leaves_an_answered_question_open), ("I8", ends_a_lease_that_it_says_is_kept),
+    ("CREATIONS", gives_a_task_another_key), ("CREATIONS", creates_what_nobody_asked_for), ("I1", loses_a_renewal)]
 PASSING: list[dict[str, Any]] = [
     {"type": "other"}, {"type": "demo", "capabilities": []}, {"type": "demo", "capabilities": ["cpu", "gpu"]},
     {"worker": "w2"}]

@@ -1,0 +1,56 @@
+"""A checker is worth nothing unless it finds what is wrong: each gate that is broken on purpose, soon, and by name."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
+from asyncgate.conformance.defects import DEFECTS, try_defect
+from asyncgate.conformance.minimizing import minimize
+from asyncgate.conformance.torture import Site, TorturePlan, run_round
+
+pytestmark = pytest.mark.anyio
+TRIALS = 20             # of 500 calls; most need one or two
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+async def test_a_gate_that_breaks_a_rule_is_found_by_the_check_of_that_rule(name: str) -> None:
+    seeds = [random.randrange(2**32) for _ in range(TRIALS)]
+    for seed in seeds:
+        told = {text.partition(":")[0] for text in (await try_defect(name, seed)).judge()}
+        if told & DEFECTS[name].found_by:
+            return
+    pytest.fail(f"{name} was not found by {sorted(DEFECTS[name].found_by)} in {TRIALS} trials, of the seeds {seeds}")
+
+
+async def test_there_are_twenty_defects_and_a_sound_gate_has_none() -> None:
+    assert len(DEFECTS) >= 20
+    for _ in range(3):
+        record = await try_defect("", seed := random.randrange(2**32))
+
+        assert [*record.judge(), *record.others] == [], f"seed {seed}"
+        assert any(call.unknown for call in record.calls)
+
+
+async def test_the_smallest_history_of_a_defect_is_a_few_calls() -> None:
+    for _ in range(TRIALS):
+        record = await try_defect("lease_used_by_a_stranger", random.randrange(2**32))
+        if told := [text for text in record.judge() if text.startswith("I4")]:
+            break
+
+    smallest = minimize(record, told[0])
+
+    assert smallest.judge(frozenset({"I4"}))
+    assert len(smallest.calls) + sum(map(len, smallest.rows.values())) <= 3
+
+
+async def test_a_real_gate_that_acknowledges_before_it_commits_is_found(tmp_path: Path) -> None:
+    first = "from asyncgate.conformance.defects import break_for_good; break_for_good('acknowledged_before_the_commit')"
+    plan = TorturePlan("sqlite:", ("kill",), random.randrange(2**32), first=first)
+
+    done = await run_round(plan, Site("sqlite:", tmp_path), 1)
+
+    assert [text for text in done.violations if text.startswith("I1: ")]
