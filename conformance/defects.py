@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 import asyncgate
-from asyncgate import CLAIM, EXPIRE, CancelTask, CreateTask, Engine, Needs, Task, Work
+from asyncgate import CLAIM, EXPIRE, Engine, Needs, Task, Work
 from asyncgate.backends import lanes
 from asyncgate.backends.memory import Memory
 from asyncgate.backends.sqlite_tables import KEYED, SqliteTables
@@ -32,7 +32,7 @@ from asyncgate.extras.families import rules as families
 from asyncgate.extras.output import rules as output
 from asyncgate.extras.unique import rules as unique
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model import stored, stored_journal
+from asyncgate.parts.model import stored, stored_journal, wire
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.limiting import Limiting
 from asyncgate.parts.model.overdue import alive
@@ -130,7 +130,7 @@ class Sometimes:
 def fence_not_raised(patches: Patches) -> None:
     """A lease gets the fence of the one before."""
     def make(real: Callable[..., Any]) -> Callable[..., Any]:
-        def move(work: Work, task: Task, step: Any, **changes: Any) -> Task:
+        def move(work: Work, task: Task, step: Any, **changes: Any) -> Any:
             return real(work, task, step, **changes | ({"fence": max(task.fence, 1)} if step is CLAIM else {}))
         return move
     patches.change(Work, "move_task", make)
@@ -195,7 +195,7 @@ def renewal_not_stored(patches: Patches) -> None:
 def attempt_spent_by_an_expiry(patches: Patches) -> None:
     """A lost lease counts as a failure."""
     def make(real: Callable[..., Any]) -> Callable[..., Any]:
-        def move(work: Work, task: Task, step: Any, **changes: Any) -> Task:
+        def move(work: Work, task: Task, step: Any, **changes: Any) -> Any:
             return real(work, task, step, **changes | ({"attempt": task.attempt + 1} if step is EXPIRE else {}))
         return move
     patches.change(Work, "move_task", make)
@@ -205,7 +205,7 @@ def attempt_spent_by_an_expiry(patches: Patches) -> None:
 def park_ends_at_once(patches: Patches) -> None:
     """A task that is parked until a time is offered before."""
     def make(real: Callable[..., Any]) -> Callable[..., Any]:
-        def move(work: Work, task: Task, step: Any, **changes: Any) -> Task:
+        def move(work: Work, task: Task, step: Any, **changes: Any) -> Any:
             return real(work, task, step, **changes | ({"next_eligible_at": None} if step is EXPIRE else {}))
         return move
     patches.change(Work, "move_task", make)
@@ -280,7 +280,11 @@ def cursor_past_an_open_commit(patches: Patches) -> None:
 def obligation_not_discharged(patches: Patches) -> None:
     """What is discharged stays in the index of what is owed."""
     is_left = Sometimes(5)
-    patches.save(lambda backend, work: is_left() and work.closed.clear())
+
+    def leave(backend: Any, work: Work) -> None:
+        if is_left():
+            work.closed = {}
+    patches.save(leave)
 
 
 @defect("I7")
@@ -321,10 +325,10 @@ def key_not_looked_up(patches: Patches) -> None:
 @defect("CREATIONS")
 def key_checked_after_the_insert(patches: Patches) -> None:
     """A creation that is repeated is answered with the first task, and has made another one."""
-    def insert(work: Work, ask: CreateTask, decide: Callable[[Any], Any]) -> None:
+    def insert(work: Work, ask: wire.CreateTask, decide: Callable[[Any], Any]) -> None:
         if ask.idempotency_key and any(key[2] == ask.idempotency_key for key in work.keys):
             decide(replace(ask, idempotency_key=None, unique=None))
-    patches.decide(CreateTask, insert)
+    patches.decide(wire.CreateTask, insert)
 
 
 @defect("QUESTIONS", "ANSWERS")
@@ -366,10 +370,10 @@ def unique_key_held_twice(patches: Patches) -> None:
 @defect("I1", "I7", "I8")
 def ended_task_canceled(patches: Patches) -> None:
     """A task that has succeeded can still be canceled."""
-    def reopen(work: Work, ask: CancelTask, decide: Callable[[Any], Any]) -> None:
+    def reopen(work: Work, ask: wire.CancelTask, decide: Callable[[Any], Any]) -> None:
         if (task := work.tasks.get(ask.task_id)) and task.status == "succeeded":
             work.tasks[ask.task_id] = replace(task, status="queued")
-    patches.decide(CancelTask, reopen)
+    patches.decide(wire.CancelTask, reopen)
 
 
 # What belongs together.

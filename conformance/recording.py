@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from asyncgate.conformance.history import STORED, Call, Stored, assemble, violations
 
 RECORDED_KINDS = {kind.__name__: kind for kind in STORED}
-RowsByKind = dict[str, list[Struct]]      # by the name of their kind
+RowsByKind = dict[str, list[Any]]      # by the name of their kind
 
 
 class Mark(Struct):

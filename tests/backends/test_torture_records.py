@@ -27,7 +27,7 @@ def record(f: Forgery) -> Recorded:
 def lost() -> Recorded:
     """A history of which a task is lost."""
     whole = record(truth())
-    whole.rows["Task"] = [task for task in whole.rows["Task"] if task.task_id != "v"]  # type: ignore[attr-defined]
+    whole.rows["Task"] = [task for task in whole.rows["Task"] if task.task_id != "v"]
     return whole
 
 
