@@ -36,10 +36,8 @@ def name_key(task: stored.Task) -> str | None:
 
 
 def has_begun(task: stored.Task, lease: stored.Lease | None) -> bool:
-    """Whether some worker has had a task, or it has ended.
-
-    A task that a claim of the same batch may get comes without its last lease, but each lease has raised its fence.
-    """
+    """Whether some worker has had a task, or it has ended."""
+    # What a claim of the same batch may get comes without its last lease; but each lease has raised the fence.
     return task.status != "queued" or lease is not None or task.fence % stored.FENCES_SKIPPED > 0
 
 
