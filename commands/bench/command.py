@@ -86,7 +86,7 @@ class Asked(msgspec.Struct):
         """Return the plan of the measurement; it has no modes if the options only fill the gate."""
         modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
         if self.of_itself:
-            modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
+            modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health", "limits")]
         elif self.beside:
             modes = modes or list(BESIDE_MODES)
         elif self.bad_keys or self.bad_bodies:
@@ -187,6 +187,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --tenants 64                       what does it cost that every client is another tenant?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
+    asyncgate bench --mode cycle --mode limits         what do limits cost a claim?
     asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
     asyncgate bench --slow-disk 4 --clients 1,32       what is sharing a commit worth on a slow disk?
     asyncgate bench --beside pgqueuer,nats,bullmq      how fast are other durable queues on this machine?

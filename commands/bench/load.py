@@ -33,6 +33,7 @@ CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait, before its 
 CLAIM_WAIT_SECONDS = 30       # timeout of a waiting claim
 LAST_ANSWER_SECONDS = 60   # for the last answers of a turn
 TYPE, LEFT, OWNER, AWAITED = "bench.task", "bench.left", "bench.owed", "bench.awaited"
+LIMITED, IN_TOTAL, BY_KEY = "bench.limited", "bench.total", "bench.customer"    # a type, and the limits of its tasks
 TASK_BODY: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
 RESULT = {"result": {"ok": True}, "artifacts": [{"type": "file", "uri": "file:///dev/null"}]}
 REVISION = "2026-07-28"
@@ -53,6 +54,9 @@ class Client:
         self.task, self.left = make_create(gate, TASK_BODY), make_create(gate, {**TASK_BODY, "type": LEFT})
         self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK_BODY] * TASKS_PER_BATCH}))
         self.one, self.many = (make_claim(gate, number, TYPE, most) for most in (1, TASKS_PER_BATCH))
+        self.limited_task = make_create(gate, {**TASK_BODY, "type": LIMITED,
+                                               "limits": {IN_TOTAL: "", BY_KEY: f"customer-{number}"}})
+        self.limited_one = make_claim(gate, number, LIMITED, 1)
         self.nothing = make_claim(gate, number, "bench.nothing", 1)
         self.result = encoded(RESULT)[1:]
         owner = f"principal_kind=agent&principal_id={OWNER}".encode()
@@ -70,8 +74,15 @@ class Client:
 
     def cycle(self) -> Step:
         """Create a task, lease one, complete it; the leased task may be another client's."""
-        yield "create", self.task
-        for task_id, lease_id in LEASES.findall((yield "claim", self.one)):
+        return self._run_through(self.task, self.one)
+
+    def limits(self) -> Step:
+        """Do the same with tasks that have two limits, one of them with a key of each client."""
+        return self._run_through(self.limited_task, self.limited_one)
+
+    def _run_through(self, task: bytes, claim: bytes) -> Step:
+        yield "create", task
+        for task_id, lease_id in LEASES.findall((yield "claim", claim)):
             yield "complete", self.completion(task_id, lease_id)
         return None
 
@@ -154,12 +165,12 @@ def require_sound(answer: bytes) -> bytes:
 
 
 MODES: dict[str, Callable[[Client], Step]] = {
-    "cycle": Client.cycle, "create": Client.create, "drain": Client.drain, "batch": Client.batch,
-    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "explain": Client.explain, "mcp": Client.mcp,
-    "health": Client.health, "echo": Client.echo}
+    "cycle": Client.cycle, "limits": Client.limits, "create": Client.create, "drain": Client.drain,
+    "batch": Client.batch, "claim-empty": Client.claim_empty, "obligations": Client.obligations,
+    "explain": Client.explain, "mcp": Client.mcp, "health": Client.health, "echo": Client.echo}
 LONG_POLL = "long-poll"
-EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "explain", "mcp", "health",
-              "echo"]
+EVERY_MODE = ["cycle", "limits", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "explain", "mcp",
+              "health", "echo"]
 BESIDE_MODES = ("cycle", "batch")        # what other queues can do, too
 OF_TENANTS = ("cycle", "create", "batch", "claim-empty")     # what needs nothing made ready at a tenant
 COMPLETIONS = {"complete": 1, f"complete {TASKS_PER_BATCH}": TASKS_PER_BATCH}
@@ -350,5 +361,12 @@ async def queue_last(gate: LoadGate, turn: Turn) -> None:
         gate.waiting = made["task_id"].encode()
 
 
+async def set_limits(gate: LoadGate, turn: Turn) -> None:
+    """Set the limits that tasks have, wide enough that they keep none."""
+    async with gate.connected(1) as [wire]:
+        for name, rules in ((IN_TOTAL, {"concurrency_total": 10_000}), (BY_KEY, {"concurrency_per_key": 1_000})):
+            await wire.ask(gate.post(b"/v1/task-limits", encoded({"name": name, **rules})))
+
+
 READY: dict[str, Callable[[LoadGate, Turn], Awaitable[None]]] = {
-    "drain": stock_tasks, "obligations": open_obligations, "explain": queue_last}
+    "drain": stock_tasks, "limits": set_limits, "obligations": open_obligations, "explain": queue_last}

@@ -1,20 +1,28 @@
-"""A claim of tasks with limits costs as much with thousands of keys waiting as with one, counted in SQLite's steps."""
+"""A claim of tasks with limits costs as much with thousands of keys waiting as with one.
+
+It is counted in SQLite's steps, and in statements and in the rows that Postgres reads.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from asyncgate.backends import open_backend
 from asyncgate.backends.memory import Memory
+from asyncgate.backends.postgres.pipeline import Connection
 from asyncgate.conformance import harness
+from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.extensions import engine_over
 
 pytestmark = pytest.mark.anyio
 TENANT = "00000000-0000-4000-8000-000000000001"
 KEYS, MANY_KEYS = 3000, 100_000
+CLAIMS = 10
 
 
 @pytest.fixture
@@ -124,3 +132,73 @@ async def test_a_task_without_limits_is_claimed_by_the_statements_of_ever(gate: 
     database(gate).set_trace_callback(None)
     assert offer is not None
     assert [text for text in sent if re.search(r"\b(turns|holds|rate_uses|FROM limits)\b", text)] == []
+
+
+# Postgres.
+
+ROWS_READ = """
+SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables WHERE schemaname = 'asyncgate'"""
+SERVED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'asyncgate_app'"
+
+
+async def multiply_in_postgres(url: str, keys: int) -> None:
+    """Let as many tasks wait as there are keys, all like the only one; one key stays as it is."""
+    changed = {"task_id": "left(task_id, 24) || lpad(to_hex(n), 12, '0')", "duty": "duty || n",
+               "limits": """'{"customer":"c' || n || '","openai":""}'"""}
+    async with connected(url.replace("asyncgate_app@", "postgres@")) as db:
+        for table in ("tasks", "states", "turns"):
+            names = [row[0] for row in await db.fetch(
+                "SELECT attname FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 ORDER BY attnum",
+                f"asyncgate.{table}")]
+            chosen = ", ".join(changed.get(name, name) for name in names)
+            await db.execute(f"INSERT INTO asyncgate.{table} SELECT {chosen} FROM asyncgate.{table}, "
+                             f"generate_series(2, {keys}) AS n")
+            await db.execute(f"ANALYZE asyncgate.{table}")
+
+
+async def count_rows_read(url: str) -> int:
+    """Return how many rows Postgres has read, when all who could have read some have told it and are gone."""
+    async with connected(url.replace("asyncgate_app@", "postgres@")) as db:
+        while await db.fetchval(SERVED):
+            pass
+        number: int = await db.fetchval(ROWS_READ)
+        return number
+
+
+async def measure_claims(url: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Return how many statements some claims send, and how many rows are read for them."""
+    before, sent, add = await count_rows_read(url), 0, Connection.add
+
+    def count(self: Connection, statement: str, *given: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return add(self, statement, *given)
+    backend = await open_backend(url)
+    gate = harness.Gate(engine_over(backend, harness.settings_for_tests()), TENANT)
+    with monkeypatch.context() as counting:
+        counting.setattr(Connection, "add", count)
+        for _ in range(CLAIMS):
+            assert await gate.claim(accept_types=["t"]) is not None
+    await backend.close()
+    return sent, await count_rows_read(url) - before
+
+
+async def test_on_postgres_a_claim_sends_and_reads_as_much_with_a_hundred_thousand_keys_as_with_some(
+        fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    for keys in (1, 1_000, MANY_KEYS):
+        url = await fresh("postgres")
+        backend = await open_backend(url)
+        gate = harness.Gate(engine_over(backend, harness.settings_for_tests()), TENANT)
+        await gate.as_admin().set_limit(name="customer", concurrency_per_key=50)
+        await gate.as_admin().set_limit(name="openai", concurrency_total=500)
+        await fill(gate, 1, 40 if keys == 1 else 1)
+        await backend.close()
+        await multiply_in_postgres(url, keys)
+        measured.append(await measure_claims(url, monkeypatch))
+
+    (statements, rows), few, many = measured
+    assert statements == few[0] == many[0], measured
+    # Of several keys a claim looks at some; of how many, makes no difference.
+    assert rows <= few[1] <= 2 * rows, measured
+    assert many[1] <= 1.1 * few[1], measured

@@ -102,7 +102,7 @@ def measure(gate: Gate, *arguments: str) -> list[dict[str, Any]]:
     return rows_of(bench(gate.url, "--json", *arguments))
 
 
-MODES = ("cycle", "create", "drain", "batch", "claim-empty", "long-poll", "obligations", "explain", "mcp")
+MODES = ("cycle", "limits", "create", "drain", "batch", "claim-empty", "long-poll", "obligations", "explain", "mcp")
 
 
 def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(fresh: Gate) -> None:
@@ -112,6 +112,7 @@ def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(f
 
     assert counts(rows) == {
         ("cycle", "create"): 6, ("cycle", "claim"): 6, ("cycle", "complete"): 6, ("cycle", "all"): 18,
+        ("limits", "create"): 6, ("limits", "claim"): 6, ("limits", "complete"): 6, ("limits", "all"): 18,
         ("drain", "claim"): 6, ("drain", "complete"): 6, ("drain", "all"): 12,
         ("batch", "create 100"): 6, ("batch", "claim 100"): 6, ("batch", "complete 100"): 6, ("batch", "all"): 18,
         ("create", "create"): 6, ("claim-empty", "claim"): 6, ("long-poll", "wake"): 6, ("obligations", "list"): 6,
@@ -119,6 +120,7 @@ def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(f
         ("mcp", "create over MCP"): 6, ("echo", "echo"): 6}
     tasks = fresh.tasks()
     assert tasks.pop(("bench.task", "succeeded")) == 6 + 6 + 600
+    assert tasks.pop(("bench.limited", "succeeded")) == 6
     assert tasks.pop(("bench.task", "queued")) == 1              # explained
     assert tasks.pop(("bench.left", "queued")) == 6 + 6 + 20     # created, over MCP too, and owed
     assert {status for _, status in tasks} == {"succeeded"}
