@@ -261,8 +261,7 @@ EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, F
 TERMINATES = {
     "task.assigned": frozenset({"task.completed", "task.failed", "task.canceled"}),
     "schedule.created": frozenset({"schedule.deleted"}),
-    "input.requested": frozenset({"input.answered", "input.expired"}),
-}
+    "input.requested": frozenset({"input.answered", "input.expired"})}
 DISCHARGING = frozenset().union(*TERMINATES.values())
 RECEIPT_TYPES = tuple(sorted({one.type for one in (
     ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
@@ -271,11 +270,9 @@ RECEIPT_TYPES = tuple(sorted({one.type for one in (
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write", "metrics:read"})
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
-STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
-STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
+STUCK_EXPIRIES, STUCK_RENEWALS = 3, 10      # H.7.2, H.7.3: more requeues, or renewals, are an anomaly
 MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
 TASKS_AT_ONCE = 16              # that a list reads before it knows how large they are
-
 
 R = TypeVar("R", bound=Struct)
 
@@ -290,8 +287,7 @@ def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: s
 def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
                  schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
     """Hash what a receipt says, without its id, its times and the gate that wrote it (Clarification B)."""
-    by = None if sender.kind == "asyncgate" else sender.id
-    reader = None if to.kind == "asyncgate" else to.id
+    by, reader = (None if side.kind == "asyncgate" else side.id for side in (sender, to))
     return sha256(type, (sender.kind, by), (to.kind, reader), task_id, lease_id, schedule_id, parents, Raw(body))
 
 
@@ -312,8 +308,7 @@ def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
     """Return who acts: the credential's principal, or with an unbound credential the one that the request names."""
-    named = read_principal(ask)
-    if named is None:
+    if (named := read_principal(ask)) is None:
         if (instance := read_instance_id(ask)) is None:
             return caller.principal
         if not caller.bound:
@@ -423,9 +418,14 @@ class Work:
 
     def reach_task(self, task_id: str) -> Task | None:
         """Return a task that the request does not name, if there is one; Unloaded, and the next batch loads it."""
-        if task_id not in self.tasks and task_id not in self.sought:
+        if self.lacks(task_id):
             raise Unloaded(task_id)
         return self.tasks.get(task_id)
+
+    def lacks(self, task_id: str) -> bool:
+        """Whether a task is not loaded whole: one that a claim may get has not its last lease, and would lose it."""
+        task = self.tasks.get(task_id)
+        return task_id not in self.sought and (task is None or (task.fence > 0 and task_id not in self.leases))
 
     def find_record(self, kind: type[R], *key: str) -> R | None:
         """Return a record, if there is one."""

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from asyncgate.conformance import life
 from asyncgate.conformance.history import STORED, Call, Stored, assemble, violations
 
 RECORDED_KINDS = {kind.__name__: kind for kind in STORED}
@@ -38,7 +39,9 @@ class Recorded(Struct):
 
     def judge(self, checks: frozenset[str] = frozenset()) -> list[str]:
         """Return the violations of the history, of all checks or of those named."""
-        return violations(self.calls, {self.tenant: self.stored()}, checks)
+        final = {self.tenant: self.stored()}
+        strays = life.find_strays(final) if not checks or "LIFE" in checks else []
+        return [*violations(self.calls, final, checks), *strays]
 
     def stored(self) -> Stored:
         """Return the final state."""

@@ -66,6 +66,19 @@ def told(offer: wire.Offer | None) -> dict[str, str]:
     return {child.task_id: child.status for child in offer.children.ends}
 
 
+async def test_a_child_that_ends_beside_a_claim_which_gets_nothing_leaves_its_parent_the_last_lease(gate: Gate) -> None:
+    offer, (child,) = await parent_of(gate, 1)
+    await gate.as_worker().release_lease(**under(offer))
+
+    *_, claimed = await asyncio.gather(      # in one batch, which reads the parent for the claim
+        gate.as_admin().pause_work(type="parent"), gate.as_agent().cancel_task(task_id=child), claim_parent(gate))
+
+    assert claimed is None
+    _, lease, _ = await gate.backend.task(gate.tenant_id, offer.task_id)
+    assert lease is not None
+    assert (lease.lease_id, lease.ending) == (offer.lease_id, "released")
+
+
 # A parent that waits.
 
 

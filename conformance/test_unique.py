@@ -210,6 +210,32 @@ async def test_who_supersedes_cancels_the_other_task_as_its_creator(gates: tuple
     assert second.task_id in told.summary
 
 
+async def test_a_task_that_was_read_for_a_claim_of_the_same_batch_has_been_had_and_keeps_its_lease(gate: Gate) -> None:
+    first = await make(gate)
+
+    async def make_beside_a_claim(on_conflict: str) -> wire.Created:
+        """Make a task in a batch in which a claim comes after it."""
+        claim = asyncio.create_task(gate.claim())
+        try:
+            return await make(gate, on_conflict, payload=on_conflict)
+        finally:
+            offers.append(await claim)
+    offers = [await gate.claim()]
+    assert offers[0] is not None
+    await gate.as_worker().release_lease(**under(offers[0]))
+    with refused("unique_conflict", task_id=first.task_id):
+        await make_beside_a_claim("replace")
+    assert offers[1] is not None
+    await gate.as_worker().release_lease(**under(offers[1]))
+    superseding = await make_beside_a_claim("supersede")
+
+    assert superseding.unique == "superseded"
+    assert (await gate.task(first.task_id)).status == "canceled"
+    _, lease, _ = await gate.backend.task(gate.tenant_id, first.task_id)
+    assert lease is not None
+    assert lease.fence == (await gate.task(first.task_id)).fence
+
+
 async def test_while_one_runs_only_the_newest_waits(gates: tuple[Gate, Gate]) -> None:
     here, there = gates
     first = await make(here, "keep_latest", payload=1)

@@ -96,7 +96,7 @@ class UniqueWork(Extension):
 def list_holders(work: Work, row: stored_unique.UniqueKey) -> list[Task]:
     """Return the task that holds a key now, and the one that waits for its end; neither where it is free."""
     ids = [task_id for task_id in (row.task_id, row.next_id) if task_id is not None]
-    if any(task_id not in work.tasks and task_id not in work.sought for task_id in ids):
+    if any(work.lacks(task_id) for task_id in ids):
         rows = [known for (kind, _), known in work.records.items()      # of a list of tasks all at once
                 if kind is stored_unique.UniqueKey and known is not None]
         raise errors.Unloaded(*{task_id for known in rows for task_id in (known.task_id, known.next_id)

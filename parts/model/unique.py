@@ -37,8 +37,7 @@ def name_key(task: stored.Task) -> str | None:
 
 def has_begun(task: stored.Task, lease: stored.Lease | None) -> bool:
     """Whether some worker has had a task, or it has ended."""
-    # What a claim of the same batch may get comes without its last lease; but each lease has raised the fence.
-    return task.status != "queued" or lease is not None or task.fence % stored.FENCES_SKIPPED > 0
+    return task.status != "queued" or lease is not None
 
 
 def holds_key(task: stored.Task, lease: stored.Lease | None, now: float) -> bool:
