@@ -1,10 +1,10 @@
 """A model of one task's life, small enough to be explored whole: lease, fence, expiry, adoption and outbox.
 
-`step` is the law.  `explore` visits every state that two gates, two workers, a ledger and a network between them can
-come to, within bounds: messages are repeated, come late or never, gates die at any moment, time passes at any moment.
-In each state what is stored must be what the receipts tell, and from each state the task can still come to its end.
-`replay` holds the model to the code: the receipts of a real task must be a walk of the law, and lead to the row that is
-stored.  `python -m asyncgate.conformance.life FENCES CALLS` explores more than the tests do.
+`take_step` is the law.  `explore` visits every state that two gates, two workers, a ledger and a network between them
+can come to, within bounds: messages are repeated, come late or never, gates die at any moment, time passes at any
+moment.  In each state what is stored must be what the receipts tell, and from each state the task can still come to its
+end.  `replay` holds the model to the code: the receipts of a real task must be a walk of the law, and lead to the row
+that is stored.  `python -m asyncgate.conformance.life FENCES CALLS` explores more than the tests do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from asyncgate.parts.model import stored
 
 LIVE, CANCEL = "live", "the owner cancels"
 GIVEN_BACK = ("released", "asked")      # as leases say it
-ENDS = {"complete": "completed", "fail": "failed", "give back": "released", "expire": "expired"}     # of a lease
+LEASE_ENDS = {"complete": "completed", "fail": "failed", "give back": "released", "expire": "expired"}     # of a lease
 
 
-class Event(NamedTuple):
+class LifeEvent(NamedTuple):
     """A step in the life of a task, as a receipt tells it."""
 
     kind: str
@@ -41,7 +41,7 @@ class Life(NamedTuple):
     owed: bool = True
 
 
-def step(life: Life, event: Event) -> Life | None:
+def take_step(life: Life, event: LifeEvent) -> Life | None:
     """Return what a step makes of a task; None if the law forbids it (spec 4)."""
     if event.kind == "accept":
         is_next = life.status == "queued" and event.fence == life.fence + 1
@@ -59,14 +59,14 @@ def step(life: Life, event: Event) -> Life | None:
     status = {"complete": "succeeded", "fail": "failed"}.get(event.kind, "queued") if event.final else "queued"
     if event.kind == "complete":
         return life._replace(status="succeeded", ending="completed", owed=not event.final)
-    return life._replace(status=status, ending=ENDS[event.kind], owed=status == "queued")
+    return life._replace(status=status, ending=LEASE_ENDS[event.kind], owed=status == "queued")
 
 
-def replay(told: Iterable[Event]) -> Life | str:
+def replay(told: Iterable[LifeEvent]) -> Life | str:
     """Return the task that steps lead to, or what is wrong with them."""
     life = Life()
     for event in told:
-        if (after := step(life, event)) is None:
+        if (after := take_step(life, event)) is None:
             return f"{event} is told of {life}"
         life = after
     return life
@@ -75,7 +75,7 @@ def replay(told: Iterable[Event]) -> Life | str:
 # The model.
 
 
-class Rules(NamedTuple):
+class Guards(NamedTuple):
     """What a gate does to keep the law; the explorer shows that each of these is needed."""
 
     raises_fence: bool = True
@@ -101,13 +101,13 @@ class World(NamedTuple):
     """A state of gates, workers, ledger, and the network between them."""
 
     life: Life = Life()
-    told: tuple[Event, ...] = ()            # the receipts behind the first
+    told: tuple[LifeEvent, ...] = ()            # the receipts behind the first
     late: bool = False                      # the time of the latest lease is over
     owner: int = 0                          # the gate that granted the lease, or has taken it over
     alive: tuple[bool, ...] = (True, True)
     seen: tuple[int, ...] = (0, 0)          # by gate, the fence of a lease that it has read and found late
     believed: tuple[int, ...] = (0, 0)      # by worker, the fence of the lease that it thinks it holds
-    calls: frozenset[Event] = frozenset()   # they may be carried out again and again, or never
+    calls: frozenset[LifeEvent] = frozenset()   # they may be carried out again and again, or never
     sent: int = 0                           # receipts that have left the outbox
     kept: int = 0                           # receipts that the ledger has
     broken: str = ""                        # what a step did that time forbids
@@ -119,13 +119,13 @@ class World(NamedTuple):
         return self._replace(**changed)
 
 
-class Model:
+class Moves:
     """All steps that a world can take."""
 
-    def __init__(self, rules: Rules | None = None, bounds: Bounds | None = None) -> None:
-        self.rules, self.bounds = rules or Rules(), bounds or Bounds()
+    def __init__(self, rules: Guards | None = None, bounds: Bounds | None = None) -> None:
+        self.rules, self.bounds = rules or Guards(), bounds or Bounds()
 
-    def list_steps(self, world: World) -> Iterator[tuple[str, World]]:
+    def list_moves(self, world: World) -> Iterator[tuple[str, World]]:
         """Yield each step that may be next, by its name."""
         for number, worker in enumerate(self.bounds.workers):
             yield from self._let_work(world, number, worker)
@@ -136,7 +136,7 @@ class Model:
             yield from self._end_lease(world, call)
         if world.life.ending == LIVE and not world.late:
             yield "time passes", world._replace(late=True)
-        yield from self._change(world, CANCEL, Event("cancel"))
+        yield from self._change(world, CANCEL, LifeEvent("cancel"))
         if not self.bounds.outbox:
             return
         if world.kept < len(world.told) and world.kept <= world.sent:
@@ -148,7 +148,7 @@ class Model:
         life, fence = world.life, world.believed[number]
         if not fence and life.fence < self.bounds.fences and any(world.alive):
             granting = world._replace(late=False, owner=world.alive.index(True))    # gates have no names
-            for name, granted in self._change(granting, f"{worker} claims", Event("accept", life.fence + 1, worker)):
+            for name, granted in self._change(granting, f"{worker} claims", LifeEvent("accept", life.fence + 1, worker)):
                 yield f"{name}, and the answer is lost", granted
                 yield name, granted.at("believed", number, granted.life.fence)
         if not fence and (life.holder, life.ending) == (worker, LIVE) and not world.late:
@@ -156,8 +156,8 @@ class Model:
         if fence and (life.fence, life.ending) != (fence, LIVE):
             yield f"{worker} learns that it holds nothing", world.at("believed", number, 0)
         if fence and len(world.calls) < self.bounds.calls:
-            for event in (Event("complete", fence, worker), Event("fail", fence, worker, final=False),
-                          Event("give back", fence, worker)):
+            for event in (LifeEvent("complete", fence, worker), LifeEvent("fail", fence, worker, final=False),
+                          LifeEvent("give back", fence, worker)):
                 if event not in world.calls:
                     yield f"{worker} sends {event.kind} {fence}", world._replace(calls=world.calls | {event})
 
@@ -180,21 +180,21 @@ class Model:
                 yield f"gate {gate} looks again", before
                 return
             before = before._replace(owner=gate, broken="" if is_late else "a lease was swept before its time")
-            yield from self._change(before, f"gate {gate} sweeps", Event("expire", world.life.fence))
+            yield from self._change(before, f"gate {gate} sweeps", LifeEvent("expire", world.life.fence))
 
-    def _end_lease(self, world: World, call: Event) -> Iterator[tuple[str, World]]:
+    def _end_lease(self, world: World, call: LifeEvent) -> Iterator[tuple[str, World]]:
         if not any(world.alive) or (world.late and self.rules.compares_time):
             return
         event = call if self.rules.compares_fence else call._replace(fence=world.life.fence, by=world.life.holder)
         before = world._replace(broken="an expired lease did something" if world.late else "")
         yield from self._change(before, f"{call.kind} {call.fence} of {call.by} is carried out", event, call)
 
-    def _change(self, world: World, name: str, event: Event, told: Event | None = None) -> Iterator[tuple[str, World]]:
+    def _change(self, world: World, name: str, event: LifeEvent, told: LifeEvent | None = None) -> Iterator[tuple[str, World]]:
         """Yield the world after a step of the task, if the gate lets it happen."""
         life = world.life
         if event.kind == "accept" and not self.rules.reads_status and life.ending != LIVE:
             life = life._replace(status="queued")
-        if (after := step(life, event)) is None:
+        if (after := take_step(life, event)) is None:
             return
         if event.kind == "accept" and not self.rules.raises_fence:
             after = after._replace(fence=max(world.life.fence, 1))
@@ -221,16 +221,16 @@ class Explored(NamedTuple):
     path: tuple[str, ...] = ()      # the shortest one to it
 
 
-def explore(model: Model | None = None) -> Explored:
+def explore(model: Moves | None = None) -> Explored:
     """Visit every state within the bounds, the nearest first; stop at the first violation."""
-    model, start = model or Model(), World()
+    model, start = model or Moves(), World()
     came: dict[World, tuple[World, str] | None] = {start: None}
     before, waiting = defaultdict[World, list[World]](list), deque([start])
     while waiting:
         world = waiting.popleft()
         if violation := find_violation(world):
             return Explored(len(came), violation, trace(came, world))
-        for name, after in model.list_steps(world):
+        for name, after in model.list_moves(world):
             if not (name.endswith("starts") or name == CANCEL):     # it must end without the dead gate, and by itself
                 before[after].append(world)
             if after not in came:
@@ -265,7 +265,7 @@ def trace(came: dict[World, tuple[World, str] | None], world: World) -> tuple[st
 # What really happened.
 
 
-def read_events(receipts: Iterable[stored.Receipt]) -> Iterator[Event]:
+def read_walk(receipts: Iterable[stored.Receipt]) -> Iterator[LifeEvent]:
     """Yield the steps of a task that its receipts tell; `locate` is a completion behind the first one."""
     fences, completed = dict[str | None, int](), False
     for receipt in receipts:
@@ -274,21 +274,21 @@ def read_events(receipts: Iterable[stored.Receipt]) -> Iterator[Event]:
         match receipt.receipt_type:
             case "task.accepted":
                 fences[receipt.lease_id] = fence = told["fence"]
-                yield Event("accept", fence, worker)
+                yield LifeEvent("accept", fence, worker)
             case "lease.expired":
                 kind = "expire" if told["reason"] == "expired" else "give back"
-                yield Event(kind, fence, "" if kind == "expire" else told["previous_worker_id"])
+                yield LifeEvent(kind, fence, "" if kind == "expire" else told["previous_worker_id"])
             case "task.completed":
-                yield Event("locate") if completed else Event("complete", fence, worker, bool(receipt.parents))
+                yield LifeEvent("locate") if completed else LifeEvent("complete", fence, worker, bool(receipt.parents))
                 completed = True
             case "task.failed" if receipt.lease_id is None:
-                yield Event("give up")
+                yield LifeEvent("give up")
             case "task.failed":
-                yield Event("fail", fence, worker, final=not told["requeued"])
+                yield LifeEvent("fail", fence, worker, final=not told["requeued"])
             case "task.canceled":
-                yield Event("cancel")
+                yield LifeEvent("cancel")
             case "input.requested" if told["lease_ended"]:
-                yield Event("give back", fence, worker)
+                yield LifeEvent("give back", fence, worker)
 
 
 def find_strays(final: Mapping[str, Stored]) -> list[str]:
@@ -300,7 +300,7 @@ def find_strays(final: Mapping[str, Stored]) -> list[str]:
 
 def compare(task: stored.Task, lease: stored.Lease | None, receipts: list[stored.Receipt]) -> str:
     """Return how a stored task differs from what its receipts tell; nothing if it does not."""
-    told = replay(read_events(receipts))
+    told = replay(read_walk(receipts))
     if isinstance(told, str):
         return f"task {task.task_id}: {told}"
     status = "leased" if task.status in stored.ACTIVE else task.status
@@ -312,4 +312,4 @@ def compare(task: stored.Task, lease: stored.Lease | None, receipts: list[stored
 
 if __name__ == "__main__":
     wanted = Bounds(int(sys.argv[1]), int(sys.argv[2]))
-    print(wanted, explore(Model(bounds=wanted)))
+    print(wanted, explore(Moves(bounds=wanted)))

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import read_stored
-from asyncgate.conformance.life import Bounds, Explored, Model, Rules, compare, explore, find_strays
+from asyncgate.conformance.life import Bounds, Explored, Guards, Moves, compare, explore, find_strays
 from asyncgate.conformance.load import OneTenant
 
 
 @pytest.mark.parametrize("bounds", [Bounds(fences=1, outbox=True), Bounds(fences=2, calls=1)], ids=["outbox", "fences"])
 def test_in_every_state_what_is_stored_is_what_receipts_tell_and_a_task_can_end(bounds: Bounds) -> None:
-    explored = explore(Model(bounds=bounds))
+    explored = explore(Moves(bounds=bounds))
 
     assert explored == Explored(explored.states)
     assert explored.states > 10_000     # far fewer would mean that the model has lost its steps
@@ -28,7 +28,7 @@ def test_in_every_state_what_is_stored_is_what_receipts_tell_and_a_task_can_end(
     ("reads_status", "is told of", 2), ("writes_receipt", "receipts tell of", 1),
     ("keeps_outbox", "left the outbox", 2), ("adopts", "can never end", 3)])
 def test_a_gate_without_one_of_its_rules_breaks_the_law_in_a_few_steps(rule: str, wrong: str, most: int) -> None:
-    explored = explore(Model(Rules()._replace(**{rule: False}), Bounds(outbox=rule == "keeps_outbox")))
+    explored = explore(Moves(Guards()._replace(**{rule: False}), Bounds(outbox=rule == "keeps_outbox")))
 
     assert wrong in explored.violation
     assert len(explored.path) <= most
