@@ -148,7 +148,8 @@ class Moves:
         life, fence = world.life, world.believed[number]
         if not fence and life.fence < self.bounds.fences and any(world.alive):
             granting = world._replace(late=False, owner=world.alive.index(True))    # gates have no names
-            for name, granted in self._change(granting, f"{worker} claims", LifeEvent("accept", life.fence + 1, worker)):
+            accept = LifeEvent("accept", life.fence + 1, worker)
+            for name, granted in self._change(granting, f"{worker} claims", accept):
                 yield f"{name}, and the answer is lost", granted
                 yield name, granted.at("believed", number, granted.life.fence)
         if not fence and (life.holder, life.ending) == (worker, LIVE) and not world.late:
@@ -189,7 +190,8 @@ class Moves:
         before = world._replace(broken="an expired lease did something" if world.late else "")
         yield from self._change(before, f"{call.kind} {call.fence} of {call.by} is carried out", event, call)
 
-    def _change(self, world: World, name: str, event: LifeEvent, told: LifeEvent | None = None) -> Iterator[tuple[str, World]]:
+    def _change(self, world: World, name: str, event: LifeEvent,
+                told: LifeEvent | None = None) -> Iterator[tuple[str, World]]:
         """Yield the world after a step of the task, if the gate lets it happen."""
         life = world.life
         if event.kind == "accept" and not self.rules.reads_status and life.ending != LIVE:
