@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_340,
     "clients/typescript": 2_480,
     "commands": 8_420,
-    "conformance": 24_200,
+    "conformance": 24_900,
     "extras/a2a": 1_755,
     "extras/a2a_worker": 700,
     "extras/agents": 450,
