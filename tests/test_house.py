@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_480,
     "commands": 8_420,
     "conformance": 24_900,
-    "extras/a2a": 1_755,
+    "extras/a2a": 1_740,
     "extras/a2a_worker": 700,
     "extras/agents": 450,
     "extras/ai_worker": 1_300,

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from hashlib import sha256
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.extras.a2a import cards, v03
+from asyncgate.extras.a2a import calls, cards, push, streams, v03
 from asyncgate.extras.a2a.calls import Params, Visit
-from asyncgate.extras.a2a.methods import METHODS, Method
-from asyncgate.extras.a2a.push import NO_PUSH, can_push
 from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
 from asyncgate.parts.faces import http
 from asyncgate.parts.faces.front import JSON_TYPE
@@ -37,15 +38,32 @@ CARD = ".well-known/agent-card.json"
 OLD_CARD = f"{OLD}/{CARD}"
 CARD_SECONDS = 300      # how long a client may keep a card
 NAME, CONFIGS = r"(?P<id>[^/]+)", r"tasks/(?P<taskId>[^/]+)/pushNotificationConfigs"
-# The paths of HTTP+JSON, below the agent and perhaps a tenant; those with a verb before those that a verb would fit.
-PATHS = [(verb, re.compile(path), method) for verb, path, method in (
-    ("POST", "message:send", "SendMessage"), ("POST", "message:stream", "SendStreamingMessage"),
-    ("POST", f"tasks/{NAME}:cancel", "CancelTask"), ("POST", f"tasks/{NAME}:subscribe", "SubscribeToTask"),
-    ("GET", f"tasks/{NAME}:subscribe", "SubscribeToTask"), ("GET", "tasks", "ListTasks"),
-    ("GET", f"tasks/{NAME}", "GetTask"), ("POST", CONFIGS, "CreateTaskPushNotificationConfig"),
-    ("GET", CONFIGS, "ListTaskPushNotificationConfigs"), ("GET", f"{CONFIGS}/{NAME}", "GetTaskPushNotificationConfig"),
-    ("DELETE", f"{CONFIGS}/{NAME}", "DeleteTaskPushNotificationConfig"),
-    ("GET", "extendedAgentCard", "GetExtendedAgentCard"))]
+
+
+class Method(Struct, frozen=True):
+    """A method of both bindings, the operation that counts as its call, and its paths below the agent and a tenant."""
+
+    run: Callable[[Visit, Params], Awaitable[Any]]
+    operation: str
+    paths: tuple[tuple[str, str], ...]
+
+
+# Those whose path has a verb stand before those that a verb would fit.
+METHODS = {
+    "SendMessage": Method(calls.send_message, "create_task", (("POST", "message:send"),)),
+    "SendStreamingMessage": Method(streams.stream_message, "create_task", (("POST", "message:stream"),)),
+    "CancelTask": Method(calls.cancel_task, "cancel_task", (("POST", f"tasks/{NAME}:cancel"),)),
+    "SubscribeToTask": Method(streams.subscribe, "get_task", (("POST", f"tasks/{NAME}:subscribe"),
+                                                              ("GET", f"tasks/{NAME}:subscribe"))),
+    "ListTasks": Method(calls.list_tasks, "list_tasks", (("GET", "tasks"),)),
+    "GetTask": Method(calls.get_task, "get_task", (("GET", f"tasks/{NAME}"),)),
+    "CreateTaskPushNotificationConfig": Method(push.create_config, "create_task_webhook", (("POST", CONFIGS),)),
+    "ListTaskPushNotificationConfigs": Method(push.list_configs, "list_task_webhooks", (("GET", CONFIGS),)),
+    "GetTaskPushNotificationConfig": Method(push.get_config, "list_task_webhooks", (("GET", f"{CONFIGS}/{NAME}"),)),
+    "DeleteTaskPushNotificationConfig": Method(push.delete_config, "remove_task_webhook",
+                                               (("DELETE", f"{CONFIGS}/{NAME}"),)),
+    "GetExtendedAgentCard": Method(calls.get_card, "get_task", (("GET", "extendedAgentCard"),))}
+PATHS = [(verb, re.compile(path), method) for method in METHODS.values() for verb, path in method.paths]
 
 
 class Face:
@@ -53,6 +71,7 @@ class Face:
 
     def __init__(self, gate: Serving) -> None:
         self.gate = gate
+        self.tags: dict[tuple[str, bool], tuple[bytes, bytes]] = {}     # of each card, and since when it is that
 
     async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer one request."""
@@ -80,7 +99,10 @@ class Face:
             return await self.refuse(scope, send, refusal, None)
         tag = b'"%s"' % sha256(body).hexdigest()[:32].encode()
         kept = b"public" if self.gate.settings.a2a.public_card else b"private"
-        more = [(b"etag", tag), (b"cache-control", b"%b, max-age=%d" % (kept, CARD_SECONDS))]
+        if self.tags.get((agent, is_old), (b"", b""))[0] != tag:
+            self.tags[agent, is_old] = tag, format_datetime(datetime.now(UTC), usegmt=True).encode()
+        more = [(b"etag", tag), (b"cache-control", b"%b, max-age=%d" % (kept, CARD_SECONDS)),
+                (b"last-modified", self.tags[agent, is_old][1])]
         known = any(name == b"if-none-match" and tag in value for name, value in scope["headers"])
         await self.gate.send(send, scope, 304 if known else 200, b"" if known else body, more, JSON_TYPE)
 
@@ -96,7 +118,7 @@ class Face:
         base = self.gate.settings.public_url.rstrip("/") or f"{scope['scheme']}://{host}{scope.get('root_path', '')}"
         address = f"{base}/a2a/{quote(agent, safe='')}"
         about = await cards.describe_agent(self.gate, caller, agent)
-        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes, can_push(self.gate))
+        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes, push.can_push(self.gate))
 
     async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError | errors.GateError,
                      id: Any, is_rpc: bool = False) -> None:
@@ -193,7 +215,7 @@ class AgentCall:
         caller = await self.gate.guard.resolve(self.scope)
         method, params = await (self._read_rpc() if self.is_rpc else self._read_http())
         if (op := self.gate.operations.get(method.operation)) is None:
-            raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", NO_PUSH)
+            raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", push.NO_PUSH)
         self.name = op.name
         await self.gate.guard.meter(self.scope, caller, op)
         self.gate.engine.permit(op, caller)
@@ -203,8 +225,7 @@ class AgentCall:
             caller = replace(caller, trace=trace) if trace else caller
         visit = Visit(self.gate, self.agent, caller, self._read_key(),
                       lambda caller: self.face.make_card(self.scope, self.agent, caller), self.is_old)
-        run: Callable[[Visit, Params], Awaitable[Any]] = method.run
-        return await http.run_while_connected(run(visit, params), self.receive)
+        return await http.run_while_connected(method.run(visit, params), self.receive)
 
     def _check_tenants(self, caller: Caller, params: Params) -> None:
         query = http.read_query(self.scope["query_string"])
@@ -264,10 +285,10 @@ class AgentCall:
     def _find_method(self) -> tuple[Method, dict[str, str]]:
         """Return the method of a path; a tenant may stand before it."""
         tenant, _, behind = (self.path or "").partition("/")
-        for verb, pattern, name in PATHS:
+        for verb, pattern, method in PATHS:
             for path, more in ((self.path or "", {}), (behind, {"tenant": tenant})):
                 if verb == self.scope["method"] and (fit := pattern.fullmatch(path)):
-                    return METHODS[name], {**more, **fit.groupdict()}
+                    return method, {**more, **fit.groupdict()}
         raise A2AError("METHOD_NOT_FOUND", f"A2A has no {self.scope['method']} {self.scope['path'][:200]}")
 
     async def _read_body(self, empty: Any = None) -> Any:

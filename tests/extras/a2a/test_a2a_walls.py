@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.extras.a2a.methods import METHODS
+from asyncgate.extras.a2a.face import METHODS
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import A2ASettings
 from tests.conftest import Serve
@@ -168,6 +168,7 @@ async def test_a_tenant_in_a_path_is_the_callers_own(agent: Agent) -> None:
 async def test_a_card_names_what_the_operator_offers_and_nothing_else(agent: Agent) -> None:
     answer = await agent.served.call("GET", f"{agent.path}/.well-known/agent-card.json", token=None)
     card, tag = answer.json(), answer.headers["etag"]
+    assert answer.headers["last-modified"].endswith(" GMT")
     known = await agent.served.call("GET", f"{agent.path}/.well-known/agent-card.json", token=None,
                                     headers=[("if-none-match", tag)])
     root = await agent.served.call("GET", "/.well-known/agent-card.json", token=None)
