@@ -97,6 +97,31 @@ def test_a_family_is_a_tree_from_the_parent_to_grandchildren_that_says_how_each_
     assert console.faults() == []
 
 
+def test_a_task_says_which_key_it_has_who_waits_for_its_end_and_what_it_superseded(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    def create(on_conflict: str) -> str:
+        unique = {"key": "customer 42", "on_conflict": on_conflict}
+        return str(gate_to_change.call("create_task", type="sync", payload=on_conflict, agent_id="ada",
+                                       unique=unique)["task_id"])
+
+    def read_terms(task_id: str) -> dict[str, str | None]:
+        console.visit(f"task/{task_id}")
+        terms = console.page.get_by_role("region", name="Terms")
+        terms.get_by_text("customer 42", exact=True).wait_for()
+        return {name: terms.locator(f"dt:text-is('{name}') + dd a").get_attribute("title") for name in (
+            "Has that key", "Waits for its end", "Supersedes", "Superseded by")
+            if terms.get_by_text(name, exact=True).count()}
+    first, second = create("return"), create("supersede")
+    lease(gate_to_change, "sync")
+    latest = create("keep_latest")
+
+    assert read_terms(first) == {"Superseded by": second}
+    assert read_terms(second) == {"Supersedes": first, "Waits for its end": latest}
+    assert read_terms(latest) == {"Has that key": second}
+    assert console.axe() == []
+    assert console.faults() == []
+
+
 def test_output_is_seen_as_it_comes_and_goes_on_behind_a_gate_that_was_away(
         chromium: Chromium, console: Console, gate_to_change: Filled, start: Callable[..., Live]) -> None:
     made = gate_to_change.call("create_task", type="story.tell", payload=None, agent_id="ada")

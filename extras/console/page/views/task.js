@@ -329,7 +329,7 @@ function showNext({operation, arguments: ask, why}, data, page) {
 
 // The contract.
 
-function showContract({task, history}, page) {
+function showContract({task, history, explanation}, page) {
   const {timeouts} = task;
   const reruns = (history?.events ?? []).flatMap((event) => event.payload?.rerun_as ?? []);
   const time = (moment) => moment && when(moment, page.now());
@@ -351,6 +351,7 @@ function showContract({task, history}, page) {
         h("a", {href: link(["task", task.task_id], {receipt: task.obligation_receipt_id})},
           endOf(task.obligation_receipt_id)))],
       ["Child of", task.parent_task_id && taskLink(task.parent_task_id)],
+      ...listKeyFacts(task, explanation),
       ["Runs again", task.rerun_of && taskLink(task.rerun_of)],
       ["Run again as", reruns.length ? reruns.map((id) => [taskLink(id), " "]) : null],
       ["Caused by", typeof task.payload?.caused_by_receipt_id === "string" && page.may("get_receipt")
@@ -367,6 +368,20 @@ function showContract({task, history}, page) {
   task.success_criteria !== null && task.success_criteria !== undefined
     && h("div", {class: "prose"}, h("h3", null, "It succeeds if"), typeof task.success_criteria === "string"
       ? h("p", null, say(task.success_criteria)) : jsonTree(task.success_criteria)));
+}
+
+/** Say under which key it is the only task, and which tasks were before it and are behind it. */
+function listKeyFacts({unique, ...task}, explanation) {
+  const keeper = explanation?.cause === "key_taken" ? explanation.evidence.holders?.[0] : null;
+  const lasts = typeof unique?.while === "number" ? `for ${sayLength(unique.while)}`
+    : unique?.while === "queued" ? "until its first lease" : "until its end";
+  return [
+    ["Key of the work", unique && [say(unique.key), " ", h("span", {class: "quiet"}, lasts)]],
+    ["Has that key", keeper && taskLink(keeper)],
+    ["Waits for its end", task.next_task_id && taskLink(task.next_task_id)],
+    ["Supersedes", task.supersedes && taskLink(task.supersedes)],
+    ["Superseded by", task.superseded_by && taskLink(task.superseded_by)],
+    ["Payload replaced", task.amendments && (task.amendments === 1 ? "once" : `${task.amendments} times`)]];
 }
 
 // What goes in and comes out.
