@@ -396,6 +396,8 @@ class History:
 
     def creations(self) -> Iterator[str]:
         """No task was created that nobody asked for; what bulks run again, they tell themselves."""
+        if not self.calls:
+            return      # only what is stored is judged, such as that of a copy
         calls = [call for call in self.calls if call.operation in ("create_task", "rerun_task")
                  and (call.reply is not None or call.unknown)]
         keys = [call.ask.get("idempotency_key") for call in calls]
