@@ -35,6 +35,13 @@ async def test_there_are_twenty_defects_and_a_sound_gate_has_none() -> None:
         assert any(call.unknown for call in record.calls)
 
 
+def test_the_page_of_evidence_names_each_defect_and_what_finds_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
+
+    for name, defect in DEFECTS.items():
+        assert f"| `{name}` | {defect.break_gate.__doc__} | {', '.join(sorted(defect.found_by))} |" in page
+
+
 async def test_the_smallest_history_of_a_defect_is_a_few_calls() -> None:
     for _ in range(TRIALS):
         record = await try_defect("lease_used_by_a_stranger", random.randrange(2**32))
