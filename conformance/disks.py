@@ -43,6 +43,7 @@ from asyncgate import Needs, Work
 from asyncgate.backends import open_backend, sqlite
 from asyncgate.conformance import history
 from asyncgate.conformance.harness import Gate, settings_for_tests
+from asyncgate.conformance.life import find_strays
 from asyncgate.conformance.load import TENANT, Client, Straight, StraightLoad, finish_cascades
 from asyncgate.conformance.plugin import make_empty_file
 from asyncgate.conformance.verify import verify
@@ -280,7 +281,7 @@ async def list_problems(path: Path, calls: list[history.Call]) -> list[str]:
     try:
         await finish_cascades(backend)
         rows: dict[str, history.Stored] = await history.read_stored(backend)
-        problems = [*history.violations(calls, rows),
+        problems = [*history.violations(calls, rows), *find_strays(rows),
                     *await backend.check(),     # type: ignore[attr-defined]
                     *(await verify(backend)).problems]
         await Gate(engine_over(backend, settings_for_tests()), TENANT).create()

@@ -30,6 +30,7 @@ from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.groups import Flight
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, read_stored, violations
+from asyncgate.conformance.life import find_strays
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, finish_cascades, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
@@ -188,7 +189,8 @@ async def wrong_with(url: str, load: Load) -> list[str]:
     """What the history checker and verify have to say when all is over."""
     async with opened(url) as gate:
         await finish_cascades(gate.backend)
-        return violations(load.calls, await read_stored(gate.backend)) + (await verify(gate.backend)).problems
+        final = await read_stored(gate.backend)
+        return [*violations(load.calls, final), *find_strays(final), *(await verify(gate.backend)).problems]
 
 
 def codes(calls: list[Call]) -> set[str | None]:
