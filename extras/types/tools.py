@@ -35,18 +35,19 @@ class DeclaredTools:
 
     async def list_tools(self, caller: Caller) -> list[Raw]:
         """Return the tools that a caller may use, in JSON."""
-        named = await self._name_tools(caller)
+        named = await self.name_types(caller)
         return [Raw(encode_json(describe_type_tool(name, declared))) for name, declared in sorted(named.items())]
 
     async def find_arguments(self, caller: Caller, name: str, arguments: Raw) -> Raw | None:
         """Return the arguments of `run_task` that a call of a tool means; None if there is no such tool."""
-        if (declared := (await self._name_tools(caller)).get(name)) is None:
+        if (declared := (await self.name_types(caller)).get(name)) is None:
             return None
         inner = takes_members(declared)
         payload = arguments if inner else Raw(encode_json(decode_json(arguments).get("payload")))
         return Raw(encode_json({"type": declared.row.type, "payload": payload}))
 
-    async def _name_tools(self, caller: Caller) -> dict[str, Declared]:
+    async def name_types(self, caller: Caller) -> dict[str, Declared]:
+        """Return the declared types that a caller may create, by the names of their tools."""
         if self.run_task is None or not self.run_task.fits(caller):
             return {}
         named = name_tools(await require_typed(self.engine).know(caller.tenant_id), self.taken)

@@ -251,6 +251,7 @@ async def tell(backend: Any) -> None:
     await administer(gate)
     await gate.as_admin().list_queues(type="mine")
     await ada.list_tasks(status="queued")
+    await ada.list_tasks(status="queued", order="changed", count=True)
     await gate.as_admin().list_tasks(status="queued")
     await gate.as_admin().list_tasks(type_prefix="m")
     await backend.next_due(TENANT)
@@ -639,7 +640,7 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
              "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
              "webhook_deliveries_state", "webhooks_open", "states_turn", "states_limited", "turns_open",
-             "turns_blocked", "turns_until", "tasks_parent"]
+             "turns_blocked", "turns_until", "tasks_parent", "states_changed"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:
@@ -675,6 +676,8 @@ async def list_some(backend: Any) -> None:
     ada = Principal("agent", "agent-1")
     for _, fields in FILTERED_BY:
         await backend.page(TENANT, filtered(None, None, **fields))
+    await backend.page(TENANT, filtered(None, None, by_change=True, changed_since=1.0, changed_before=2.0))
+    await backend.page(TENANT, TaskCount(filtered(None, None), 10))
     await backend.page(TENANT, ReceiptFilter(ada, None, None, None, 50))
     await backend.receipt(TENANT, "none")
     for to, task_id, instance in [(ada, None, None), (None, "none", None), (None, None, "gate"), (None, None, None)]:
