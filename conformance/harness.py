@@ -135,6 +135,18 @@ class OwnTenants(Around):
         await self.backend.close()
 
 
+async def break_off(call: Coroutine[Any, Any, Any], gate: Gate, turns: int = 1) -> Gate:
+    """Break off a call whose outcome nobody learns, some turns of the loop after its begin; return another gate."""
+    begun = asyncio.create_task(call)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    begun.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await begun
+    await gate.engine.batches.wait_for_all()
+    return gate.beside()
+
+
 def are_here(names: Iterable[str]) -> list[str]:
     """Return names of operations, without those of extras where none is installed."""
     return [name for name in names if name in OPERATIONS or find_extras()]

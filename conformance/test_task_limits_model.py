@@ -5,15 +5,12 @@ Which of several turns comes next is not compared, except that each key gets its
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import random
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from asyncgate import Engine
 from asyncgate.conformance import harness
 from asyncgate.parts.model import queries, stored_limits, wire
 
@@ -153,25 +150,14 @@ class Program:
 
     async def kill(self) -> None:
         """Break off a claim whose outcome nobody learns; another gate goes on, and leases that nobody has run out."""
-        call = asyncio.create_task(Program.ask(self.gates[1].engine, self.gates[1]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        call.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await call
-        await self.gates[1].engine.batches.wait_for_all()
-        self.gates[1] = self.gates[0].beside()
+        claim = self.gates[1].as_worker("lost").lease_next(max_tasks=2, accept_types=list(TYPES))
+        self.gates[1] = await harness.break_off(claim, self.gates[1], 2)
         for task_id in list(self.account.waiting):
             record = await self.gates[0].task(task_id)
             if record.status == "leased":
                 self.account.held[task_id] = None
                 del self.account.waiting[task_id]
         await self.lose()
-
-    @staticmethod
-    async def ask(engine: Engine, gate: harness.Gate) -> None:
-        """Claim some tasks."""
-        await gate.as_worker("lost").lease_next(max_tasks=2, accept_types=list(TYPES))
 
     async def compare(self) -> None:
         """Compare what counts with the leases that live."""

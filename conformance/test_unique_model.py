@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,13 +199,7 @@ class Program:
     async def kill(self, wish: tuple[str, Any, str]) -> None:
         """Break off a call whose outcome nobody learns; another gate goes on, and a repetition is told."""
         ask = {**self.make_ask(wish, 9), "idempotency_key": f"{len(self.account.tasks)} {self.gates[0].now()}"}
-        call = asyncio.create_task(self.ask(1, ask))
-        await asyncio.sleep(0)
-        call.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await call
-        await self.gates[1].engine.batches.wait_for_all()
-        self.gates[1] = self.gates[0].beside()
+        self.gates[1] = await harness.break_off(self.ask(1, ask), self.gates[1])
         reply = await self.ask(1, ask)
         self.account.create(wish, 9, None, await self.when(reply), reply)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncgate import Engine, Work
 from asyncgate.parts.model import queries, stored, stored_output
 from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.operating.retention import run_in_tenants
 
 ENTRIES_AT_ONCE = 200           # entries that one transaction deletes
 BEHIND = "~"            # sorts behind every offset
@@ -18,16 +19,15 @@ class OutputPruner:
 
     async def run(self) -> int:
         """Look at the first entry of each task that has some; return how many entries were deleted."""
-        if not await self.engine.leads("output"):
-            return 0        # another process does
-        done = 0
-        for tenant_id in await self.engine.backend.tenants():
-            after = ""
-            while rows := await self._read(tenant_id, after, 1):
-                task_id = rows[0].task_id
-                if await self._is_old(tenant_id, task_id):
-                    done += await self._drop(tenant_id, task_id)
-                after = f"{task_id}\0{BEHIND}"
+        return await run_in_tenants(self.engine, "output", self._prune)
+
+    async def _prune(self, tenant_id: str) -> int:
+        done, after = 0, ""
+        while rows := await self._read(tenant_id, after, 1):
+            task_id = rows[0].task_id
+            if await self._is_old(tenant_id, task_id):
+                done += await self._drop(tenant_id, task_id)
+            after = f"{task_id}\0{BEHIND}"
         return done
 
     async def _read(self, tenant_id: str, after: str, limit: int) -> list[stored_output.OutputEntry]:

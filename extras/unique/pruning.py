@@ -6,22 +6,21 @@ from asyncgate import Engine, Work
 from asyncgate.extras.unique.rules import list_holders
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model import stored_unique
+from asyncgate.parts.operating.retention import run_in_tenants
 
 PRUNE_SECONDS = 3600.0
 KEYS_AT_ONCE = 100          # keys that one transaction looks at, with their tasks
 
 
 class KeyPruner:
-    """Deletes the keys whose tasks hold them no more, in the one process that leads."""
+    """Deletes the keys whose tasks hold them no more."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     async def run(self) -> int:
         """Go through all tenants; return how many keys were deleted."""
-        if not await self.engine.leads("unique"):
-            return 0
-        return sum([await self._prune(tenant_id) for tenant_id in await self.engine.backend.tenants()])
+        return await run_in_tenants(self.engine, "unique", self._prune)
 
     async def _prune(self, tenant_id: str) -> int:
         rows = [row async for row in read_rows(self.engine, tenant_id, stored_unique.UniqueKey)]
