@@ -74,8 +74,8 @@ async def test_a_child_that_ends_beside_a_claim_which_gets_nothing_leaves_its_pa
         gate.as_admin().pause_work(type="parent"), gate.as_agent().cancel_task(task_id=child), claim_parent(gate))
 
     assert claimed is None
-    _, lease, _ = await gate.backend.task(gate.tenant_id, offer.task_id)
-    assert lease is not None
+    assert (snapshot := await gate.backend.task(gate.tenant_id, offer.task_id)) is not None
+    assert (lease := snapshot[1]) is not None
     assert (lease.lease_id, lease.ending) == (offer.lease_id, "released")
 
 

@@ -231,8 +231,8 @@ async def test_a_task_that_was_read_for_a_claim_of_the_same_batch_has_been_had_a
 
     assert superseding.unique == "superseded"
     assert (await gate.task(first.task_id)).status == "canceled"
-    _, lease, _ = await gate.backend.task(gate.tenant_id, first.task_id)
-    assert lease is not None
+    assert (snapshot := await gate.backend.task(gate.tenant_id, first.task_id)) is not None
+    assert (lease := snapshot[1]) is not None
     assert lease.fence == (await gate.task(first.task_id)).fence
 
 

@@ -70,7 +70,7 @@ CEILINGS = {
     "extras/families": 175,
     "extras/journal": 190,
     "extras/ledger": 7_045,
-    "extras/limits": 430,
+    "extras/limits": 415,
     "extras/oauth": 5_010,
     "extras/outbox": 525,
     "extras/output": 470,
@@ -86,7 +86,7 @@ CEILINGS = {
     "parts/identity": 5_520,
     "parts/metrics": 580,
     "parts/model": 9_120,
-    "parts/operating": 2_480,
+    "parts/operating": 2_490,
     "parts/process": 2_240,
     "parts/receipts": 2_000,
 }

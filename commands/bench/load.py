@@ -33,7 +33,7 @@ CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait, before its 
 CLAIM_WAIT_SECONDS = 30       # timeout of a waiting claim
 LAST_ANSWER_SECONDS = 60   # for the last answers of a turn
 TYPE, LEFT, OWNER, AWAITED = "bench.task", "bench.left", "bench.owed", "bench.awaited"
-LIMITED, IN_TOTAL, BY_KEY = "bench.limited", "bench.total", "bench.customer"    # a type, and the limits of its tasks
+LIMITED_TYPE, IN_TOTAL, BY_KEY = "bench.limited", "bench.total", "bench.customer"     # a type, limits of its tasks
 TASK_BODY: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
 RESULT = {"result": {"ok": True}, "artifacts": [{"type": "file", "uri": "file:///dev/null"}]}
 REVISION = "2026-07-28"
@@ -54,9 +54,9 @@ class Client:
         self.task, self.left = make_create(gate, TASK_BODY), make_create(gate, {**TASK_BODY, "type": LEFT})
         self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK_BODY] * TASKS_PER_BATCH}))
         self.one, self.many = (make_claim(gate, number, TYPE, most) for most in (1, TASKS_PER_BATCH))
-        self.limited_task = make_create(gate, {**TASK_BODY, "type": LIMITED,
+        self.limited_task = make_create(gate, {**TASK_BODY, "type": LIMITED_TYPE,
                                                "limits": {IN_TOTAL: "", BY_KEY: f"customer-{number}"}})
-        self.limited_one = make_claim(gate, number, LIMITED, 1)
+        self.limited_one = make_claim(gate, number, LIMITED_TYPE, 1)
         self.nothing = make_claim(gate, number, "bench.nothing", 1)
         self.result = encoded(RESULT)[1:]
         owner = f"principal_kind=agent&principal_id={OWNER}".encode()

@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, CORE_OPERATIONS, Caller, Engine, Extension, News, Work
-from asyncgate.extras.outbox.refusals import describe_refusal, is_final
+from asyncgate.extras.outbox.refusals import is_final, word_refusal
 from asyncgate.parts.metrics.shown import Family, Sources, Values
 from asyncgate.parts.model import errors, queries, stored, stored_handover, wire
 from asyncgate.parts.model.database import HandoverBackend
@@ -94,9 +94,9 @@ class Courier(Extension):
                 raise
             if len(rows) > 1:       # refused as a whole: whichever is the reason is put aside alone
                 return sum([await self._hand_over(tenant_id, [row]) for row in rows])
-            return await self._settle(tenant_id, [(rows[0], describe_refusal(refusal.code, str(refusal)))])
+            return await self._settle(tenant_id, [(rows[0], word_refusal(refusal.code, str(refusal)))])
         done: list[TakenRow] = [
-            (row, describe_refusal(item.error.error, item.error.message) if item.error is not None else None)
+            (row, word_refusal(item.error.error, item.error.message) if item.error is not None else None)
             for row, item in zip(rows, reply.results, strict=True)
             if item.error is None or is_final(item.error.error)]
         return await self._settle(tenant_id, done)

@@ -27,6 +27,6 @@ def is_final(code: str) -> bool:
     return code in FINAL_CODES
 
 
-def describe_refusal(code: str, message: str) -> str:
+def word_refusal(code: str, message: str) -> str:
     """Describe a refusal for whoever looks at the row."""
     return f"{code}: {ITEM.sub('', message)}"[:LONGEST_PROBLEM]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncgate.clients import http
-from asyncgate.extras.outbox.refusals import FINAL_STATUSES, describe_refusal, is_final
+from asyncgate.extras.outbox.refusals import FINAL_STATUSES, is_final, word_refusal
 from asyncgate.parts.model import errors
 
 ROWS_A_CALL = 100           # rows that one call hands over
@@ -153,7 +153,7 @@ class OutboxRelay:
             if "error" not in result:
                 done.append(id)
             elif is_final(result["error"]["error"]):
-                parked[id] = describe_refusal(result["error"]["error"], result["error"]["message"])
+                parked[id] = word_refusal(result["error"]["error"], result["error"]["message"])
                 log.error("row %s is parked: %s", id, parked[id])
         self.table.finish(done, parked)
         self.moved, self.parked = self.moved + len(done), self.parked + len(parked)
