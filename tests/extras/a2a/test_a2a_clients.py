@@ -39,8 +39,16 @@ def find_task(posted: dict[str, Any]) -> Any:
 
 
 async def run(programs: Programs, receiver: Receiver, command: list[str], environment: dict[str, str]) -> Any:
-    """Run a client; kill gate and worker where it wants that; return what it has seen."""
+    """Run a client beside a worker; return what it has seen."""
     programs.work()
+    try:
+        return await converse(programs, receiver, command, environment)
+    finally:
+        programs.kill_worker()
+
+
+async def converse(programs: Programs, receiver: Receiver, command: list[str], environment: dict[str, str]) -> Any:
+    """Run a client; kill gate and worker where it wants that; return what it has seen."""
     client = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert client.stdin
@@ -70,7 +78,6 @@ async def test_the_javascript_sdk_sends_asks_streams_is_pushed_and_comes_back(
         seen = await run(programs, receiver, [
             "node", str(SUPPORT / "a2a_client.mjs"), str(js_sdk.folder / "node_modules" / "@a2a-js" / "sdk"),
             f"{programs.gate.url}/a2a/scan", binding, TOKEN, receiver.url], js_sdk.environment)
-        programs.kill_worker()
 
     check(seen, receiver)
     assert seen["listed"] == [seen["asking"]["id"], seen["read"]["id"]]
@@ -86,7 +93,6 @@ async def test_a2a_sdk_0_3_sends_asks_streams_is_pushed_and_comes_back(
         seen = await run(programs, receiver, [
             sys.executable, str(SUPPORT / "a2a_old_client.py"), f"{programs.gate.url}/a2a/scan", TOKEN, receiver.url],
             {**os.environ, "PYTHONPATH": str(old_sdk)})
-        programs.kill_worker()
 
     check(seen, receiver)
     assert seen["errors"] == [-32001, -32002, -32004, -32001]
