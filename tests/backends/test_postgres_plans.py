@@ -529,7 +529,8 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
         "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 6, "prune_audit": 1,
-        "amend_tasks": 2, "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
+        "amend_tasks": 2, "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1,
+        "allow_enqueue": 1, "enqueue": 2, "check_handover": 0, "retry_handover": 1, "drop_handover": 1}
 
     for name, parts in asked.items():
         async with session(cluster.admin_url(database), ACROSS.get(name, "asyncgate_app")) as db:
