@@ -58,7 +58,7 @@ INSERT INTO asyncgate.meta
 VALUES ('cursor_key', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
 
 CREATE TABLE asyncgate.enqueuers (          -- roles of applications that may hand work over; only the owner reads and writes it
-    role_name       text PRIMARY KEY,       -- of a login
+    role_name       name PRIMARY KEY,       -- of a login
     for_tenant      uuid NOT NULL,          -- in which tenant
     principal_kind  asyncgate.id NOT NULL,  -- as whom
     principal_id    asyncgate.id NOT NULL   -- that principal's id
@@ -914,26 +914,33 @@ CREATE FUNCTION asyncgate.retry_handover(id text, mended jsonb DEFAULT NULL) RET
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    tenant uuid;
+    who asyncgate.enqueuers;
 BEGIN
     IF mended IS NOT NULL THEN
         PERFORM asyncgate.check_handover(mended);
     END IF;
+    SELECT * INTO who FROM asyncgate.enqueuers AS e WHERE e.role_name = session_user;
     UPDATE asyncgate.handovers AS h
     SET stage = 'waiting', problem = NULL, request = coalesce(mended::text, h.request)
-    WHERE h.stage = 'refused' AND h.handover_id = id RETURNING h.tenant_id INTO tenant;
+    WHERE h.tenant_id = who.for_tenant AND h.stage = 'refused' AND h.owner_kind = who.principal_kind
+    AND h.owner_id = who.principal_id AND h.handover_id = id;
     IF FOUND THEN
-        PERFORM asyncgate.call_courier(tenant);
+        PERFORM asyncgate.call_courier(who.for_tenant);
+        RETURN true;
     END IF;
-    RETURN FOUND;
+    RETURN false;
 END $$;
 
 -- Drop a refused one; returns whether there was one.
 CREATE FUNCTION asyncgate.drop_handover(id text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    who asyncgate.enqueuers;
 BEGIN
-    DELETE FROM asyncgate.handovers AS h WHERE h.stage = 'refused' AND h.handover_id = id;
+    SELECT * INTO who FROM asyncgate.enqueuers AS e WHERE e.role_name = session_user;
+    DELETE FROM asyncgate.handovers AS h WHERE h.tenant_id = who.for_tenant AND h.stage = 'refused'
+    AND h.owner_kind = who.principal_kind AND h.owner_id = who.principal_id AND h.handover_id = id;
     RETURN FOUND;
 END $$;
 
