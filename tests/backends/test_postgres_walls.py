@@ -58,6 +58,7 @@ from asyncgate.parts.model.queries import (
     QueueFilter,
     ReceiptFilter,
     ScheduleFilter,
+    TaskCount,
     TaskFilter,
     UnsentOf,
     WorkerFilter,
@@ -1298,6 +1299,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
             await gate.backend.page(tenant, TaskFilter(owner, None, None, before, 10, type_prefix="d"))
         for task_id in (None, names["task_id"]):
             await gate.backend.page(tenant, ReceiptFilter(owner, task_id, None, None, 10))
+        await gate.backend.page(tenant, TaskCount(TaskFilter(owner, "queued", None, None, 0, type_prefix="d"), 10))
+    await gate.as_admin().list_tasks(order="changed", status="queued", count=True)
     await gate.as_worker().list_leases()
     await gate.as_admin().list_webhooks()
     await gate.as_agent().get_task_history(task_id=names["task_id"])
