@@ -278,7 +278,7 @@ def read_walk(receipts: Iterable[stored.Receipt]) -> Iterator[LifeEvent]:
                 fences[receipt.lease_id] = fence = told["fence"]
                 yield LifeEvent("accept", fence, worker)
             case "lease.expired":
-                kind = "expire" if told["reason"] == "expired" else "give back"
+                kind = "expire" if told.get("reason", "expired") == "expired" else "give back"
                 yield LifeEvent(kind, fence, "" if kind == "expire" else told["previous_worker_id"])
             case "task.completed":
                 yield LifeEvent("locate") if completed else LifeEvent("complete", fence, worker, bool(receipt.parents))

@@ -1300,7 +1300,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
         for task_id in (None, names["task_id"]):
             await gate.backend.page(tenant, ReceiptFilter(owner, task_id, None, None, 10))
         await gate.backend.page(tenant, TaskCount(TaskFilter(owner, "queued", None, None, 0, type_prefix="d"), 10))
-    await gate.as_admin().list_tasks(order="changed", status="queued", count=True)
+        changed = TaskFilter(owner, None, None, None, 10, by_change=True, changed_since=0.0, changed_before=1e12)
+        await gate.backend.page(tenant, changed)
     await gate.as_worker().list_leases()
     await gate.as_admin().list_webhooks()
     await gate.as_agent().get_task_history(task_id=names["task_id"])
