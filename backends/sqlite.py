@@ -237,7 +237,7 @@ class Sqlite(sqlite_tables.SqliteTables):
             for call in [item for item in flights if isinstance(item, WriterCall)]:
                 self._answer([(call.answer, *attempt(partial(self._run_call, call)))])
             if batches := [item for item in flights if isinstance(item, Flight)]:
-                self.writing_since = self.now()
+                self.writing_since = self.clock()
                 outcomes = self._commit(batches)
                 self.writing_since = None
                 self._answer(outcomes)
@@ -410,7 +410,7 @@ class Sqlite(sqlite_tables.SqliteTables):
     async def find_settled(self, tenant_id: str) -> float:
         """Return before which moment no change of a task is missing: those of the batches being written are later."""
         now, since = self.now(), self.writing_since     # in this order: a batch that begins between them is later
-        return now if since is None else min(now, since)
+        return now if since is None else min(now, since + self.skew)
 
     async def _write_alone(self, run: Callable[[], Any]) -> Any:
         """Run something that writes on the writer thread, where no batch runs meanwhile."""
