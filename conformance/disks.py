@@ -188,6 +188,7 @@ class DiskLoad(StraightLoad):
         self.shim, self.now = shim, time.time
         self.random, self.numbers = random.Random(seed), random.Random(seed).randrange(10**9) * 1000
         self.agents = [f"a{n}-{seed}" for n in range(2)]        # a life's own: they begin without keys and cursors
+        self.number = self.numbers      # and so is what workers append, whose names are those of every life
 
     def client(self, by: str) -> Client:
         """Return a client of this load."""

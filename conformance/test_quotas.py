@@ -47,7 +47,7 @@ async def keep(gate: harness.Gate, row: stored.Account | stored.Usage) -> None:
         work.keep_record(row)
     await gate.engine.write(change, None,
                             Caller(gate.tenant_id, wire.Principal("system", "test"), "system", frozenset()),
-                            None)  # type: ignore[arg-type]
+                            wire.Ask())
 
 
 async def test_a_task_too_many_is_refused_until_one_has_ended(make_gate: Callable[..., harness.Gate]) -> None:
