@@ -423,7 +423,7 @@ class Work:
         return self.tasks.get(task_id)
 
     def lacks(self, task_id: str) -> bool:
-        """Whether a task is not loaded whole: one that a claim may get has not its last lease, and would lose it."""
+        """Whether a task is not loaded whole: what a claim may get comes without its last lease, and would lose it."""
         task = self.tasks.get(task_id)
         return task_id not in self.sought and (task is None or (task.fence > 0 and task_id not in self.leases))
 

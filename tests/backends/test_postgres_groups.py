@@ -55,6 +55,18 @@ def groups(backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]
     return begun
 
 
+def hold_saves(backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Semaphore, asyncio.Event]:
+    """Keep batches from being saved; return what tells of each that would be, and what lets all of them go on."""
+    holding, go_on, save = asyncio.Semaphore(0), asyncio.Event(), backend._save
+
+    async def slow(*asked: Any) -> Any:
+        holding.release()
+        await go_on.wait()
+        return await save(*asked)
+    monkeypatch.setattr(backend, "_save", slow)
+    return holding, go_on
+
+
 @contextlib.asynccontextmanager
 async def locked(url: str, gate: Gate) -> AsyncIterator[None]:
     """Let somebody else lock the rows of a tenant."""
@@ -101,13 +113,7 @@ async def test_batches_that_arrive_together_share_a_transaction(gates: list[Gate
 
 async def test_what_arrives_while_groups_are_under_way_leaves_together(
         backend: Postgres, gates: list[Gate], groups: list[set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    holding, go_on, save = asyncio.Semaphore(0), asyncio.Event(), backend._save
-
-    async def slow(*asked: Any) -> Any:
-        holding.release()
-        await go_on.wait()
-        return await save(*asked)
-    monkeypatch.setattr(backend, "_save", slow)
+    holding, go_on = hold_saves(backend, monkeypatch)
 
     calls = []
     for number, gate in enumerate(gates):
@@ -123,13 +129,7 @@ async def test_what_arrives_while_groups_are_under_way_leaves_together(
 async def test_a_long_list_does_not_wait_for_others_of_its_tenant(
         backend: Postgres, groups: list[set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
-    saving, go_on, save = asyncio.Semaphore(0), asyncio.Event(), backend._save
-
-    async def slow(*asked: Any) -> Any:
-        saving.release()
-        await go_on.wait()
-        return await save(*asked)
-    monkeypatch.setattr(backend, "_save", slow)
+    saving, go_on = hold_saves(backend, monkeypatch)
 
     calls = []
     for _ in range(SLOTS):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 
 from asyncgate.clients.http import Http
 from asyncgate.clients.worker.program import Run
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, poll
 
 ROOT = Path(__file__).parents[2]
 WORKER = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "worker"]
@@ -66,15 +65,6 @@ def run(gate: Http, type: str, payload: Any = None, **more: Any) -> Any:
 
 def create(gate: Http, type: str, payload: Any = None, **more: Any) -> str:
     return str(gate.call("create_task", type=type, payload=payload, retry_backoff_seconds=0, **more)["task_id"])
-
-
-def poll(look: Callable[[], Any]) -> Any:
-    """Look again and again until there is something to see."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return seen
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from asyncgate.bench.bad import make_bad_key
 from asyncgate.bench.hostile import BODIES
 from asyncgate.commands.bench.servers import read_number
 from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, poll
 
 WRITTEN = "/proc/self/io", "\nwrite_bytes:"
 SERVE = "from asyncgate import main; main()"
@@ -446,19 +445,11 @@ def test_a_database_that_cannot_be_served_is_one_clear_line(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return seen
-
-
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_neither_servers_nor_files(tmp_path: Path, sign: signal.Signals) -> None:
     with by_itself(tmp_path, "--seconds", "60") as process:
-        log = wait_for(lambda: next(tmp_path.glob("*/server-0.log"), None))
-        port = wait_for(lambda: re.search(r"serves http://\S+:(\d+)\n", log.read_text()))[1]
+        log = poll(lambda: next(tmp_path.glob("*/server-0.log"), None))
+        port = poll(lambda: re.search(r"serves http://\S+:(\d+)\n", log.read_text()))[1]
         process.send_signal(sign)
         process.communicate(timeout=PATIENCE_SECONDS)
 
@@ -498,7 +489,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     asked = [sys.executable, "-c", SERVE, "bench", "--url", gate.url, "--token", "secret", "--mode", "create",
              "--clients", "2", "--seconds", "60", "--warm-up", "0"]
     with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: gate.tasks() if gate.file.exists() else None)
+        poll(lambda: gate.tasks() if gate.file.exists() else None)
         gate.process.kill()
         gate.process.communicate()
         wrong = process.communicate(timeout=PATIENCE_SECONDS)[1]

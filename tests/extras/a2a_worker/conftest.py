@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,11 @@ import pytest
 
 from asyncgate.clients.http import Http
 from tests.conftest import TOKEN, Live
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import poll
 
 AGENT = Path(__file__).parents[2] / "support" / "a2a_agent.py"
 WORKER = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "worker"]
 SETTINGS = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0", "restart_grace_seconds=0", "a2a.agents=scan")
-
-
-def poll(look: Callable[[], Any]) -> Any:
-    """Look again and again until there is something to see."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return seen
 
 
 class Bridge:

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 
 from tests.conftest import TOKEN
-from tests.extras.a2a_worker.conftest import Bridge, poll
+from tests.extras.a2a_worker.conftest import Bridge
+from tests.support.patience import poll
 
 pytest.importorskip("a2a.server", reason="a2a-sdk is not installed: pip install 'asyncgate[test]'")
 WAYS = [("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3")]
