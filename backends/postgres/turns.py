@@ -25,15 +25,18 @@ from asyncgate.parts.model.limiting import MOST_TURNS, SPARE_TURNS, list_names, 
 
 LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 LOCK_SHARED = LOCK.replace("lock(", "lock_shared(")
+# Those that are open already are left alone: ON CONFLICT would lock them, which the log of the database has to tell.
 # A turn that begins again gets no more than its share: it is put level with the one that is next.
 NEXT_SERVED = """coalesce((SELECT o.served FROM asyncgate.turns AS o
     WHERE o.tenant_id = $1 AND o.lane = {lane} AND o.stage = 'open' ORDER BY o.served LIMIT 1), 0)"""
 BEGINS = f"""
 INSERT INTO asyncgate.turns AS old (tenant_id, lane, limits, served, stage, blocked_by, blocked_key)
 SELECT $1, t.lane, t.limits, {NEXT_SERVED.format(lane='t.lane')}, 'open', '', '' FROM {{tasks}} AS t
+WHERE coalesce((SELECT n.stage FROM asyncgate.turns AS n
+                WHERE n.tenant_id = $1 AND n.lane = t.lane AND n.limits = t.limits LIMIT 1), 'idle') = 'idle'
 ON CONFLICT (tenant_id, lane, limits) DO UPDATE
 SET stage = 'open', served = greatest(old.served, excluded.served) WHERE old.stage = 'idle'"""
-BEGIN = BEGINS.format(tasks="unnest($2::text[], $3::text[])") .replace("AS t\n", "AS t (lane, limits)\n")
+BEGIN = BEGINS.format(tasks="unnest($2::text[], $3::text[])").replace("AS t\n", "AS t (lane, limits)\n")
 BEGIN_PROMOTED = BEGINS.format(tasks="""(SELECT DISTINCT d.lane::text AS lane, d.limits::text AS limits FROM (
     SELECT lane, limits FROM asyncgate.states
     WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND limits IS NOT NULL
