@@ -41,6 +41,7 @@ from tests.support.pages import (
     prose_of,
 )
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.programs import FEW_PLUGINS
 
 # What a mark above a block promises, and where it is kept: here, or in the test that is named.
 MARKS = {
@@ -310,7 +311,8 @@ def test_an_example_of_the_testing_kit_passes(block: Block, tmp_path: Path) -> N
     (tmp_path / "test_example.py").write_text(block.text)
 
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
-                         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+                         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+                         env={**os.environ, **FEW_PLUGINS})
 
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 

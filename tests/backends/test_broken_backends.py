@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from asyncgate import conformance
+from tests.support.programs import FEW_PLUGINS
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # The fault, the file of the suite with its rule, and the test of it, which must fail.
@@ -40,7 +41,7 @@ def installed(folder: Path, scheme: str, module: str) -> dict[str, str]:
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[asyncgate.backends]\n{scheme} = {module}\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **FEW_PLUGINS, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def test_each_backend_that_breaks_a_rule_is_caught_by_the_test_of_that_rule(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_each_backend_that_breaks_a_rule_is_caught_by_the_test_of_that_rule(tmp_
     backends = [part for fault in CAUGHT for part in ("--backend", f"broken:{fault}")]
     rules = sorted({f"{suite}/test_{file}.py::{expected}" for file, expected in CAUGHT.values()})
     command = [sys.executable, "-m", "pytest", *rules, "-p", "asyncgate.conformance.plugin", *backends, "-c",
-               os.devnull, "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path), "-q", "--tb=no",
+               os.devnull, "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-q", "--tb=no",
                "-rf", "--import-mode=importlib"]
 
     run = subprocess.run(command, cwd=tmp_path, env=installed(tmp_path, "broken", "broken"), capture_output=True,

@@ -28,6 +28,7 @@ from asyncgate.conformance.postgres_server import (
     find_programs,
 )
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.programs import FEW_PLUGINS
 
 WITHOUT_PROGRAMS = """
 import importlib.util, sys
@@ -82,7 +83,7 @@ def suite(*args: str, first: Sequence[str] = ("-m", "pytest"), **environment: st
     return subprocess.run(
         [sys.executable, *first, "-c", os.devnull, "-p", "asyncgate.conformance.plugin", "-p", "no:cacheprovider",
          "--import-mode=importlib", "-rsP", "--backend", "postgres:", *args],
-        env={**kept, **environment}, capture_output=True, text=True)
+        env={**kept, **FEW_PLUGINS, **environment}, capture_output=True, text=True)
 
 
 def test_it_starts_and_stops_and_leaves_no_process_and_no_folder() -> None:
@@ -240,7 +241,8 @@ def test_emptying_waits_for_what_is_still_written(cluster: Cluster) -> None:
     assert ask(url, "SELECT count(*) FROM asyncgate.plain") == 0
 
 
-@pytest.mark.parametrize("how", [("-n", "2"), ("-n", "0"), ("-p", "no:xdist")], ids=["workers", "alone", "no xdist"])
+@pytest.mark.parametrize("how", [("-p", "xdist", "-n", "2"), ("-p", "xdist", "-n", "0"), ()],
+                         ids=["workers", "alone", "no xdist"])
 def test_the_suite_runs_on_a_given_server_and_leaves_nothing_there(
         cluster: Cluster, tmp_path: Path, how: tuple[str, ...]) -> None:
     (tmp_path / "test_it.py").write_text(ON_THE_DATABASE)
@@ -259,7 +261,7 @@ def test_a_listing_starts_no_server(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(ON_THE_DATABASE)
 
     # A temporary folder that is not there would be missed by whatever starts one.
-    ran = suite(str(tmp_path), "--collect-only", "-n", "2", TMPDIR=str(tmp_path))
+    ran = suite(str(tmp_path), "--collect-only", "-p", "xdist", "-n", "2", TMPDIR=str(tmp_path))
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "4 tests collected" in ran.stdout

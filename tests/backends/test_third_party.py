@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import FEW_PLUGINS
+
 SUPPORT = Path(__file__).parents[1] / "support"
 URL = "third://{tmp}/receipts.jsonl"
 SOURCE = SUPPORT / "third_party_backend.py"
@@ -25,7 +27,7 @@ def installed(folder: Path) -> dict[str, str]:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party-backend\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[asyncgate.backends]\nthird = third_party_backend\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **FEW_PLUGINS, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def test_the_example_is_as_short_as_the_documentation_promises() -> None:

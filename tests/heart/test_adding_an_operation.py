@@ -23,6 +23,7 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.operations import OPERATIONS, table_of
 from tests.conftest import TOKEN, Served
+from tests.support.programs import FEW_PLUGINS
 
 ROOT = Path(__file__).parents[2]
 HOUSE = ("asyncgate.py", "backends", "bench", "clients", "commands", "conformance", "extras", "parts", "tests", "docs",
@@ -99,7 +100,7 @@ def add(file: Path, place: str, text: str) -> None:
 def run(house: Path, *arguments: str, **more: str) -> str:
     """Run the Python of the copy, with more in its environment; return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCGATE_", "PYTEST_"))}
-    env |= {"PYTHONPATH": str(house), **more}
+    env |= {"PYTHONPATH": str(house), **FEW_PLUGINS, **more}
     done = subprocess.run([sys.executable, *arguments], cwd=house, env=env, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 0, done.stdout

@@ -14,6 +14,7 @@ import pytest
 
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.programs import FEW_PLUGINS
 
 ROOT = Path(__file__).parents[2]
 CORE = ("asyncgate.py", "backends", "clients", "commands", "conformance", "parts", "docs", "pyproject.toml",
@@ -40,7 +41,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(core: Path, *arguments: str, status: int = 0) -> str:
     """Run Python in the copy, and return what it wrote."""
     done = subprocess.run([sys.executable, *arguments], cwd=core, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(core)})
+                          stderr=subprocess.STDOUT, env={**os.environ, **FEW_PLUGINS, "PYTHONPATH": str(core)})
     assert done.returncode == status, done.stdout
     return done.stdout
 
@@ -73,14 +74,14 @@ def test_a_gate_whose_settings_ask_for_an_extra_says_that_it_lacks_it(core: Path
 
 
 def test_it_refuses_the_answer_of_an_mcp_client_that_nothing_has_asked(core: Path) -> None:
-    output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/faces/test_mcp_tasks.py",
-                 "-k", "answers_are_refused")
+    output = run(core, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/faces/test_mcp_tasks.py", "-k",
+                 "answers_are_refused")
 
     assert "1 passed" in output
 
 
 def test_it_passes_the_tests_of_the_core(core: Path) -> None:
-    output = run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--backend", "memory:",
+    output = run(core, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--backend", "memory:",
                  *(f"conformance/{name}" for name in TESTS), "tests/receipts")
 
     counted = re.search(r"(\d+) passed, (\d+) skipped", output)

@@ -9,6 +9,9 @@ from typing import IO, Any
 
 from tests.support.patience import PATIENCE_SECONDS
 
+# For a pytest in a process of its own: the plugins that other packages bring are most of what its start costs.
+FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "anyio.pytest_plugin"}
+
 
 def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str = r"https?://\S+:\d+") -> str:
     """Read the lines of a program until one has its address; end the program if none comes.
