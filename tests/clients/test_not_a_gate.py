@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from asyncgate.parts.operations import OPERATIONS
 from tests.clients.test_worker import at_work, ended, gate, until_so
 from tests.conftest import TOKEN
 from tests.support.each import each
+from tests.support.forks import read_at_start
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.portal import FOREIGN, PAGE, Portal, open_portal
 
 __all__ = ["gate"]
 pytestmark = pytest.mark.anyio
+AT_START = read_at_start(os.environ)        # with another one a command starts in no fork, and takes ten times as long
 SAYING = "is not an AsyncGate, or is another version: "
 # These replies are so short that another product may send the same; so the headers of their answers tell.
 SHORT_REPLIES = {name for name, op in OPERATIONS.items() if op.gives.__name__ in ("Ok", "Acked", "Replayed")}
@@ -157,7 +160,7 @@ async def test_a_worker_that_begins_at_something_else_ends(portal: Portal, what:
 
 def test_the_command_of_a_worker_that_begins_at_something_else_ends(portal: Portal, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "asyncgate", "worker", "echo", "--url", portal.url],
-                          env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+                          env={"HOME": str(tmp_path), **AT_START}, capture_output=True, text=True, check=False)
 
     begun, last = done.stderr.splitlines()
     assert (done.returncode, f"takes echo of {portal.url}" in begun) == (7, True)
@@ -175,8 +178,9 @@ COMMANDS = ["list-tasks", "get-task t1", "create-task --type echo --payload 1", 
 def test_each_command_ends_in_one_line_with_its_exit_status(portal: Portal, what: str, tmp_path: Path) -> None:
     portal.answer = FOREIGN[what]
     running = [subprocess.Popen([sys.executable, "-m", "asyncgate", *command.split(), "--url", portal.url],
-                                env={"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True, cwd=tmp_path) for command in COMMANDS]
+                                env={"HOME": str(tmp_path), **AT_START}, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+               for command in COMMANDS]
 
     for command, process in zip(COMMANDS, running, strict=True):
         output = process.communicate(timeout=2 * PATIENCE_SECONDS)[1]
@@ -187,7 +191,7 @@ def test_events_of_something_else_are_no_receipts(portal: Portal, tmp_path: Path
     portal.answer = FOREIGN["events of something else"]
 
     done = subprocess.run([sys.executable, "-m", "asyncgate", "tail", "--url", portal.url],
-                          env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+                          env={"HOME": str(tmp_path), **AT_START}, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr.count("\n"), SAYING in done.stderr) == (7, 1, True), done.stderr
 
@@ -196,7 +200,7 @@ def test_what_a_portal_says_cannot_steer_the_terminal(portal: Portal, tmp_path: 
     portal.answer = (200, "application/json", b'{"task_id":"t","status":"\\u001b[2J"}')
 
     done = subprocess.run([sys.executable, "-m", "asyncgate", "get-task", "t1", "--url", portal.url],
-                          env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+                          env={"HOME": str(tmp_path), **AT_START}, capture_output=True, text=True, check=False)
 
     assert done.returncode == 7
     assert "\x1b" not in done.stderr
