@@ -60,10 +60,10 @@ def signing_key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_signing_key(tmp_path_factory.mktemp("signing") / "signing.pem")
 
 
-@pytest.fixture(params=["sqlite:", "postgres:"], ids=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Run each test on both databases, unless its module says why not."""
-    return database_of(request.param, request.config, tmp_path)
+@pytest.fixture
+def url(backend_url: str) -> str:
+    """Run each test on both databases, unless its module or its mark says why not."""
+    return backend_url
 
 
 @pytest.fixture

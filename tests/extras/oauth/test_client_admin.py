@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncgate.conformance.plugin import database_of
 from asyncgate.extras.oauth.client_admin import SESSIONS_AT_ONCE, hash_client_secret
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.durations import DAY_SECONDS
@@ -52,11 +51,6 @@ class Programs:
 
     async def revocations(self) -> list[tuple[str, str]]:
         return [(row.kind, row.subject) for row in await self.directory.page(Revocation)]
-
-
-@pytest.fixture(params=["sqlite:", "postgres:"], ids=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
-    return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture
@@ -110,6 +104,7 @@ async def test_a_program_is_registered_listed_changed_and_removed(programs: Prog
     assert (await house.ask("remove_client", {"client_id": made["client_id"]}, **ask)).code == "client_not_found"
 
 
+@pytest.mark.one_store
 async def test_the_path_of_the_specification_works(programs: Programs) -> None:
     served = programs.house.served
     made = await served.post("/admin/oauth/clients", {**APP, "scopes": ["tasks:read", "tasks:write", "receipts:read"]})
@@ -153,6 +148,7 @@ REFUSED: list[dict[str, Any]] = [
     {"client_id": DOCUMENT, "with_secret": True}]
 
 
+@pytest.mark.one_store
 async def test_what_could_lead_people_elsewhere_is_not_registered(programs: Programs) -> None:
     for wrong in REFUSED:
         assert (await programs.house.ask("register_client", {**APP, **wrong})).code == "invalid_request", wrong
@@ -165,6 +161,7 @@ async def test_what_could_lead_people_elsewhere_is_not_registered(programs: Prog
     assert [row.client_id for row in await programs.directory.page(OAuthClient)] == [made]
 
 
+@pytest.mark.one_store
 async def test_html_in_a_name_is_kept_for_the_pages_to_escape(programs: Programs) -> None:
     made = await programs.register(client_name="<b onload=x>&\"'")
 
@@ -194,6 +191,7 @@ async def test_only_admins_administer_programs_and_only_those_of_their_tenant(pr
     assert [row["client_id"] for row in (await house.good("list_clients", {"tenant": OTHER}))["clients"]] == [theirs]
 
 
+@pytest.mark.one_store
 async def test_a_program_is_trusted_with_no_more_than_its_admin_has(programs: Programs) -> None:
     clerk = await programs.house.key("admin", "clerk", scopes=["admin:write", "tasks:read"])
 

@@ -98,6 +98,7 @@ async def test_a_program_without_a_secret_says_its_id(token: Token) -> None:
     assert await token.ask(client_id=made["client_id"], client_secret="", client_assertion="") == made["client_id"]
 
 
+@pytest.mark.one_store
 async def test_a_program_with_a_secret_sends_it_in_the_header_or_in_the_body(token: Token) -> None:
     made = await token.register(with_secret=True)
     id, secret = made["client_id"], made["client_secret"]
@@ -110,6 +111,7 @@ async def test_a_program_with_a_secret_sends_it_in_the_header_or_in_the_body(tok
     assert await token.ask(basic(quote(id), encoded)) == id
 
 
+@pytest.mark.one_store
 async def test_whoever_does_not_prove_it_is_refused_alike(token: Token) -> None:
     """One refusal for all: nobody learns which ids there are, or what was wrong; the audit log does."""
     public, secret = await token.register(), await token.register(with_secret=True)
@@ -135,6 +137,7 @@ async def test_whoever_does_not_prove_it_is_refused_alike(token: Token) -> None:
     assert right not in repr([no.because for no in refusals])
 
 
+@pytest.mark.one_store
 async def test_no_client_and_no_readable_header_are_invalid_client_too(token: Token) -> None:
     cases: list[tuple[Any, dict[str, Any]]] = [
         ((), {}), (((b"authorization", b"Basic !"),), {}), (((b"authorization", b"Bearer x"),), {}),
@@ -146,6 +149,7 @@ async def test_no_client_and_no_readable_header_are_invalid_client_too(token: To
             "invalid_client", 401, [b"www-authenticate"] if headers else [])
 
 
+@pytest.mark.one_store
 async def test_nobody_sends_two_credentials_or_one_in_the_url(token: Token) -> None:
     made = await token.register(with_secret=True)
     id, secret = made["client_id"], made["client_secret"]
@@ -164,6 +168,7 @@ async def test_nobody_sends_two_credentials_or_one_in_the_url(token: Token) -> N
 # private_key_jwt.
 
 
+@pytest.mark.one_store
 async def test_a_program_proves_itself_by_what_it_signs(token: Token) -> None:
     await token.keep()
 
@@ -194,6 +199,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("no such key", {"header": {"kid": ...}}), ("BadSignatureError", {"key": OTHER})]
 
 
+@pytest.mark.one_store
 async def test_an_assertion_that_is_not_its_own_for_here_and_now_proves_nothing(token: Token) -> None:
     await token.keep()
     for number, (why, changed) in enumerate(WRONG):
@@ -203,6 +209,7 @@ async def test_an_assertion_that_is_not_its_own_for_here_and_now_proves_nothing(
         assert why in no.because, (changed, no.because)
 
 
+@pytest.mark.one_store
 async def test_nor_does_one_without_a_signature_or_by_another_algorithm(token: Token) -> None:
     await token.keep()
     head, claims, signature = assertion().split(".")
@@ -223,6 +230,7 @@ async def test_nor_does_one_without_a_signature_or_by_another_algorithm(token: T
         assert no.code == "invalid_client"
 
 
+@pytest.mark.one_store
 async def test_an_assertion_is_good_once(token: Token) -> None:
     await token.keep()
     texts = [assertion(jti="once"), assertion(jti=...), assertion(jti=..., iat=1)]
@@ -235,6 +243,7 @@ async def test_an_assertion_is_good_once(token: Token) -> None:
         client_assertion_type=ASSERTION_TYPE)).because
 
 
+@pytest.mark.one_store
 async def test_what_was_used_fills_no_memory(token: Token) -> None:
     await token.keep()
     used = token.server.assertions.used

@@ -64,6 +64,7 @@ async def signed_in(served: Served) -> ConsolePage:
     return page
 
 
+@pytest.mark.one_store
 async def test_the_sign_in_page_of_the_console_names_it_and_promises_no_consent(gate: Served) -> None:
     told = await about(gate)
     asking = Program(gate, told["redirect_uri"])
@@ -98,6 +99,7 @@ async def test_signing_out_ends_the_grants_of_the_console(gate: Served, everywhe
     assert sum(grant.ended_at is None for grant in grants) == (0 if everywhere else 1)
 
 
+@pytest.mark.one_store
 async def test_a_session_ends_with_its_access_token(gate: Served) -> None:
     page, soon = ConsolePage(gate), time.time() + 3600
 
@@ -106,6 +108,7 @@ async def test_a_session_ends_with_its_access_token(gate: Served) -> None:
     assert abs(datetime.fromisoformat(page.ends_at).timestamp() - soon) < 1
 
 
+@pytest.mark.one_store
 async def test_only_the_page_of_this_gate_gets_the_codes_of_the_console(serve_oauth: Callable[..., Any]) -> None:
     """Another port of this machine is another client, and nobody is asked for consent."""
     gate = await serve_oauth(console=ConsoleSettings(enabled=True), public_url="http://127.0.0.1:8080",
@@ -135,6 +138,7 @@ async def test_the_console_is_no_program_while_it_is_off_and_an_admin_may_disabl
     assert (row.client_id, (await exchange(gate, code)).status) == ("asyncgate-console", 401)
 
 
+@pytest.mark.one_store
 async def test_the_page_is_told_nothing_of_oauth_where_there_is_none(serve: Any) -> None:
     served = await serve(console=ConsoleSettings(enabled=True))
     answer = await served.call("GET", "/console/about", token=None)

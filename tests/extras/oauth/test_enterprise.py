@@ -125,6 +125,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_store
 async def test_an_assertion_that_is_not_for_here_and_now_lets_nobody_in(office: Office) -> None:
     refusals = {str(changed): await office.refusal(office.vouch(**changed)) for changed in WRONG}
 
@@ -135,12 +136,14 @@ FORMS: list[dict[str, Any]] = [
     {"typ": "JWT"}, {"typ": "at+jwt"}, {"alg": "PS256"}, {"kid": "unknown"}, {"jku": "https://elsewhere.example.com"}]
 
 
+@pytest.mark.one_store
 async def test_an_assertion_of_another_form_lets_nobody_in(office: Office) -> None:
     refusals = {str(header): await office.refusal(office.vouch(header)) for header in FORMS}
 
     assert refusals == dict.fromkeys(map(str, FORMS), (400, "invalid_grant"))
 
 
+@pytest.mark.one_store
 async def test_an_assertion_that_another_key_signed_lets_nobody_in(office: Office) -> None:
     office.company.signer = make_key("two")
 
@@ -149,6 +152,7 @@ async def test_an_assertion_that_another_key_signed_lets_nobody_in(office: Offic
     assert await office.refusal(None) == (400, "invalid_request")
 
 
+@pytest.mark.one_store
 async def test_scopes_and_resource_are_those_of_the_assertion_or_fewer(office: Office) -> None:
     more: dict[str, Any] = {"scope": "tasks:read tasks:write admin:write", "resource": f"{PUBLIC_URL}/"}
 
@@ -161,6 +165,7 @@ async def test_scopes_and_resource_are_those_of_the_assertion_or_fewer(office: O
     assert await office.refusal(office.vouch(resource="https://elsewhere.example.com")) == (400, "invalid_target")
 
 
+@pytest.mark.one_store
 async def test_only_a_program_that_proves_itself_may_use_it(office: Office, open_office: Open) -> None:
     assert await office.refusal(office.vouch(), client_secret="wrong") == (401, "invalid_client")
 
@@ -169,6 +174,7 @@ async def test_only_a_program_that_proves_itself_may_use_it(office: Office, open
     assert await bare.refusal(bare.vouch()) == (400, "unauthorized_client")
 
 
+@pytest.mark.one_store
 async def test_it_is_off_unless_the_provider_is_marked(open_office: Open) -> None:
     office = await open_office(managed=False)
     described = await office.served.get("/.well-known/oauth-authorization-server")
@@ -177,6 +183,7 @@ async def test_it_is_off_unless_the_provider_is_marked(open_office: Open) -> Non
     assert JWT_BEARER not in described["grant_types_supported"]
 
 
+@pytest.mark.one_store
 async def test_only_a_provider_that_is_marked_is_believed(open_office: Open, company: StandIn) -> None:
     office = await open_office(providers=(
         IdentityProvider(name="id", client_id="gate", discovery_url=company.url),
@@ -192,6 +199,7 @@ async def test_nobody_comes_into_a_tenant_that_is_not_there(open_office: Open) -
     assert await office.refusal(office.vouch()) == (400, "invalid_grant")
 
 
+@pytest.mark.one_store
 async def test_programs_learn_that_it_is_on(office: Office) -> None:
     described = await office.served.get("/.well-known/oauth-authorization-server")
 

@@ -85,6 +85,7 @@ async def registering(serve_oauth: Callable[..., Any]) -> Registering:
     return Registering(await serve_oauth(oauth={"dynamic_registration": True}))
 
 
+@pytest.mark.one_store
 async def test_it_is_off_unless_a_setting_turns_it_on(oauth_gate: Served) -> None:
     answer = await oauth_gate.call("POST", REGISTER_PATH, CLAUDE, token=None)
 
@@ -137,6 +138,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("invalid_client_metadata", b"[" * 5000)]
 
 
+@pytest.mark.one_store
 async def test_what_a_program_may_not_be_is_refused_in_the_words_of_the_standard(registering: Registering) -> None:
     for code, document in REFUSED:
         answer = await registering.send(document)
@@ -148,6 +150,7 @@ async def test_what_a_program_may_not_be_is_refused_in_the_words_of_the_standard
     assert await registering.ids() == set()
 
 
+@pytest.mark.one_store
 async def test_a_name_with_html_and_odd_characters_is_kept_for_the_pages_to_escape(registering: Registering) -> None:
     assert (await registering.register(client_name="<b>\u202e\0</b>"))["client_name"] == "<b>\u202e</b>"
     assert len((await registering.register(client_name="x" * 999))["client_name"]) == 200

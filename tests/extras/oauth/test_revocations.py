@@ -192,6 +192,7 @@ async def test_expired_revocations_are_deleted_and_no_number_is_given_twice(oaut
     assert await directory.find(RevocationHead) == RevocationHead(4)
 
 
+@pytest.mark.one_store
 async def test_the_set_forgets_what_has_expired(oauth_gate: Served) -> None:
     known, clock = watch(oauth_gate)
     await take_back(oauth_gate, "token", "one", life=-1.0)
@@ -203,6 +204,7 @@ async def test_the_set_forgets_what_has_expired(oauth_gate: Served) -> None:
     assert {*known.known} == {("token", "two")}
 
 
+@pytest.mark.one_store
 async def test_who_has_shown_no_token_is_never_revoked(oauth_gate: Served) -> None:
     known, _ = watch(oauth_gate)
     await take_back(oauth_gate, "principal", KINDS["principal"])

@@ -88,6 +88,7 @@ async def test_a_token_of_another_issuer_is_revoked_also_while_oauth_is_off(
     assert [await status(served, token) for token in (one, other)] == [401, 200]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("fields", "why"), [
     ({}, "either"), ({"token_id": "one", "access_token": "x"}, "either"), ({"access_token": "aga_x"}, "revoke_key"),
     ({"access_token": "no token"}, "JWT"), ({"access_token": "eyJ.e30.x"}, "jti"),
@@ -99,6 +100,7 @@ async def test_a_revocation_names_one_token(house: House, fields: dict[str, str]
     assert why in refused.body["message"]
 
 
+@pytest.mark.one_store
 async def test_the_signing_keys_are_shown_as_the_process_has_them(
         serve_oauth: Callable[..., Any], tmp_path: Path) -> None:
     path = write_signing_key(tmp_path / "signing.pem")
@@ -111,6 +113,7 @@ async def test_the_signing_keys_are_shown_as_the_process_has_them(
     assert datetime.fromisoformat(key["since"]) < datetime.now(UTC)
 
 
+@pytest.mark.one_store
 async def test_without_an_authorization_server_there_are_no_signing_keys(serve: Any) -> None:
     assert await House(await serve()).good("list_signing_keys") == {"keys": []}
 

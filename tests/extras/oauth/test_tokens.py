@@ -77,6 +77,7 @@ async def test_what_binds_a_code_is_checked_before_the_code_is_burnt(program: Pr
     assert tokens(await program.exchange(code, resource=RESOURCE + "/"))
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("length", [43, 128])
 async def test_a_verifier_has_43_to_128_characters(program: Program, length: int) -> None:
     verifier = "~" * length
@@ -85,6 +86,7 @@ async def test_a_verifier_has_43_to_128_characters(program: Program, length: int
     assert tokens(await program.exchange(code, code_verifier=verifier))
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verifier", ["v" * 42, "v" * 129, "v" * 42 + "!", "v" * 43 + "\n", "\u00e4" * 43])
 async def test_a_verifier_that_is_none_is_refused_even_if_it_fits_the_challenge(program: Program,
                                                                                verifier: str) -> None:
@@ -93,6 +95,7 @@ async def test_a_verifier_that_is_none_is_refused_even_if_it_fits_the_challenge(
     assert refusal(await program.exchange(code, code_verifier=verifier)) == "invalid_grant"
 
 
+@pytest.mark.one_store
 async def test_a_verifier_without_a_challenge_is_refused(program: Program) -> None:
     """D2: a downgrade, in which somebody took the challenge out of the request."""
     assert refusal(await program.exchange(await program.code(challenge=""))) == "invalid_grant"
@@ -181,6 +184,7 @@ async def test_a_used_refresh_token_ends_the_family_after_the_grace(serve_oauth:
     assert (await program.grant(successor)).ended_why == "refresh_replay"
 
 
+@pytest.mark.one_store
 async def test_form_and_method_of_a_request(program: Program) -> None:
     """D6."""
     code, served = await program.code(), program.served
@@ -325,6 +329,7 @@ async def test_no_token_outlives_its_session(serve_oauth: Callable[..., Any]) ->
     assert claims_of(got["access_token"])["exp"] == ends_at < program.served.backend.now() + DAY_SECONDS
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("client", "user", "days"), [(None, None, 30), (7, None, 7), (None, 9, 9), (60, 9, 9)])
 async def test_the_life_of_an_access_token_is_the_programs_or_the_persons(
         program: Program, client: int | None, user: int | None, days: int) -> None:
@@ -333,6 +338,7 @@ async def test_the_life_of_an_access_token_is_the_programs_or_the_persons(
     assert (await program.begin())["expires_in"] == days * DAY_SECONDS
 
 
+@pytest.mark.one_store
 async def test_a_refresh_for_a_resource_that_is_not_served_any_more_is_refused(program: Program) -> None:
     got = await program.begin()
     row = replace(await program.grant(got["refresh_token"]), resource="http://localhost/elsewhere")
@@ -342,6 +348,7 @@ async def test_a_refresh_for_a_resource_that_is_not_served_any_more_is_refused(p
     assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
 
 
+@pytest.mark.one_store
 async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_program_have(program: Program) -> None:
     await program.keep(client={"scopes": '["tasks:read","tasks:lease"]'},
                        user={"scopes": '["tasks:read","admin:read"]'})

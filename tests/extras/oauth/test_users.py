@@ -174,11 +174,13 @@ async def test_an_invitation_can_be_repeated_until_it_is_accepted(oauth_gate: Se
     assert (again["user_id"], again["role"]) == (first["user_id"], "worker")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("email", ["ada", "ada@", "@example.com", "a b@example.com", "ada@exam\u0440le.com", "a@b@c"])
 async def test_only_an_address_can_be_invited(oauth_gate: Served, email: str) -> None:
     assert await code_of(await oauth_gate.call("POST", "/v1/users", {"email": email})) == "invalid_request"
 
 
+@pytest.mark.one_store
 async def test_nobody_gives_rights_that_it_does_not_have(oauth_gate: Served) -> None:
     admin = await make_admin(oauth_gate, scopes=["admin:read", "admin:write", "tasks:read"])
     limited = await make_admin(oauth_gate, task_types=["demo"])
@@ -196,6 +198,7 @@ async def test_nobody_gives_rights_that_it_does_not_have(oauth_gate: Served) -> 
         assert (await oauth_gate.call("POST", path, body, token=admin)).status == 200
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("body", [
     {"role": "system"}, {"scopes": ["everything"]}, {"principal_kind": "system"}, {"principal_kind": "asyncgate"}])
 async def test_a_link_makes_nobody_the_gate_itself(oauth_gate: Served, body: dict[str, Any]) -> None:
@@ -204,6 +207,7 @@ async def test_a_link_makes_nobody_the_gate_itself(oauth_gate: Served, body: dic
     assert await code_of(answer) == "invalid_request"
 
 
+@pytest.mark.one_store
 async def test_links_can_be_turned_off(serve_oauth: Any) -> None:
     served = await serve_oauth({"login_links": False})
     page = await Browser(served).get((await Program(served).register()).url())
@@ -263,6 +267,7 @@ async def test_changes_of_people_are_in_both_audit_logs(oauth_gate: Served) -> N
         assert changes == [("user_invited", None), ("user_changed", "she asked"), ("user_removed", "she left")]
 
 
+@pytest.mark.one_store
 async def test_no_secret_of_a_link_is_in_the_log(oauth_gate: Served, caplog: pytest.LogCaptureFixture) -> None:
     browser, program = Browser(oauth_gate), await Program(oauth_gate).register()
     made = await oauth_gate.post("/v1/sign-in-links", {"principal_id": "ada"})
