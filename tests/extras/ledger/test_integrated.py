@@ -93,6 +93,7 @@ async def test_what_others_stated_in_the_ledger_is_in_the_inbox(gate: Gate, ledg
     assert (await gate.as_agent().list_receipts(cursor=later.cursor)).receipts == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("member", ["parents", "hash", "receipt_key", "asyncgate_instance", "task_id", "lease_id",
                                     "schedule_id", "delivered_at", "stated_by", "signature", "body"])
 async def test_an_optional_member_that_is_null_is_absent(gate: Gate, ledger: LedgerServer, member: str) -> None:
@@ -206,6 +207,7 @@ async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind
     assert ledger.token not in repr(worker)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("path", ["", "/", "/v1/receipts", "/v1/receipts/"])
 async def test_an_address_with_the_path_of_h_6_is_told_without_it(
         make_gate: Callable[..., Gate], receipts: dict[str, Any], ledger: LedgerServer, path: str) -> None:
@@ -238,6 +240,7 @@ async def test_a_workers_key_states_its_own_receipts_in_its_own_tenant_and_nothi
     assert await gate.anomalies(offer.task_id) == []
 
 
+@pytest.mark.one_store
 async def test_nobody_is_given_the_key_of_somebody_else(gate: Gate) -> None:
     asked = await gate.as_admin().bootstrap(principal_kind="worker", principal_id="w1")
 
@@ -245,6 +248,7 @@ async def test_nobody_is_given_the_key_of_somebody_else(gate: Gate) -> None:
     assert (await gate.as_agent().bootstrap()).receipt_routing.auth_token is None
 
 
+@pytest.mark.one_store
 async def test_keys_for_workers_can_be_switched_off(make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
     gate = make_gate(ledger=ledger.settings(worker_tokens=False))
     await gate.create()
@@ -354,6 +358,7 @@ async def test_the_receipt_of_a_last_failure_is_the_workers_also_where_the_failu
     assert failed.receipt_id == theirs["receipt_id"]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("wrong", "reason"), [
     ({"from": {"kind": "worker", "id": "w2"}}, "unknown"), ({"lease_id": "another"}, "unknown"),
     ({"lease_id": None}, "names no lease"), ({"body": {"artifacts": "x" * 10}}, "artifacts"),

@@ -56,6 +56,7 @@ async def test_a_receipt_comes_back_byte_by_byte(shelf: Served) -> None:
     assert text in (await shelf.call("GET", "/v1/receipts")).content
 
 
+@pytest.mark.one_store
 async def test_a_ledger_names_its_own_operations_and_no_others(shelf: Served) -> None:
     you = await shelf.get("/v1/whoami")
 
@@ -207,6 +208,7 @@ async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> Non
     assert (await shelf.call("POST", "/v1/receipts", body)).status == 400
 
 
+@pytest.mark.one_store
 async def test_a_ledger_has_no_tasks(shelf: Served) -> None:
     assert (await shelf.call("POST", "/v1/tasks", {"type": "demo", "payload": None})).status == 404
     assert (await shelf.get("/v1/health"))["status"] == "healthy"
@@ -273,6 +275,7 @@ async def test_with_task_id_who_takes_part_in_a_task_reads_its_whole_story(shelf
     assert await seen(ada, "?task_id=T-2") == []
 
 
+@pytest.mark.one_store
 async def test_a_ledger_is_described_as_a_ledger(shelf: Served) -> None:
     about = await shelf.get("/v1/config")
 
@@ -281,6 +284,7 @@ async def test_a_ledger_is_described_as_a_ledger(shelf: Served) -> None:
     assert "stated_by" in about["capabilities"]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("spelling", ["memorygate.", "memorygate_"])
 async def test_a_ledger_has_tools_under_memorygates_name(shelf: Served, spelling: str) -> None:
     async def called(tool: str, token: str | None = TOKEN, **arguments: Any) -> Any:
@@ -305,6 +309,7 @@ async def test_a_ledger_has_tools_under_memorygates_name(shelf: Served, spelling
     assert (await called("store_receipt", None, receipt=mine))["error"]["data"]["error"] == "unauthenticated"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("value", [b'"a\\u0000"', b'"\\ud800"', b'"\xff"', b"[" * 100 + b"]" * 100, b'{"\\u0000":1}'])
 @pytest.mark.parametrize("way", ["list", "member", "tool"])
 async def test_what_cannot_be_stored_refuses_its_receipt_alone_and_the_refusal_names_the_member(
@@ -324,6 +329,7 @@ async def test_what_cannot_be_stored_refuses_its_receipt_alone_and_the_refusal_n
     assert await ids(shelf) == ["r-1"]
 
 
+@pytest.mark.one_store
 async def test_an_mcp_client_finds_the_tools_of_a_ledger(shelf: Served) -> None:
     headers = [("accept", "application/json, text/event-stream"), ("content-type", "application/json")]
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}

@@ -48,10 +48,10 @@ package = npm_package.package
 Kinds = Callable[[str], Awaitable[str]]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def target(request: pytest.FixtureRequest, fresh: Kinds) -> str:
-    """A database for the new gate."""
-    return await fresh(request.param)
+@pytest.fixture
+async def target(backend_url: str, fresh: Kinds) -> str:
+    """A database for the new gate, of the kind that the old one has: what lies between them is the same for all."""
+    return await fresh(backend_url.partition(":")[0].replace("postgresql", "postgres"))
 
 
 @asynccontextmanager
@@ -255,7 +255,7 @@ await worker.run();
 """
 
 
-@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+@pytest.mark.one_store
 async def test_a_worker_in_typescript_does_not_do_again_what_a_lost_step_has_done(
         gate: Gate, target: str, start: Any, package: Any, tmp_path: Path) -> None:
     offer, url = await lose_step(gate, target, start)
@@ -276,7 +276,7 @@ async def test_a_worker_in_typescript_does_not_do_again_what_a_lost_step_has_don
     assert "is lost, because the gate was rebuilt" in task["result"]["error"]["message"]
 
 
-@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+@pytest.mark.one_store
 async def test_a_worker_does_not_do_again_what_a_lost_step_has_done(gate: Gate, target: str, start: Any) -> None:
     offer, url = await lose_step(gate, target, start)
     paid: list[int] = []
@@ -404,6 +404,7 @@ async def test_an_exported_file_makes_a_gate_that_keeps_its_receipts_whole(gate:
         assert (await new.task(made["failed"])).status == "failed"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("text", ["", "nonsense\n", '{"header": {"tenant_id": "t"}}\n', '{"trailer": {}}\n'])
 async def test_a_file_that_is_not_whole_writes_nothing(gate: Gate, tmp_path: Path, text: str) -> None:
     await asyncio.to_thread((tmp_path / "part").write_text, text)
@@ -414,6 +415,7 @@ async def test_a_file_that_is_not_whole_writes_nothing(gate: Gate, tmp_path: Pat
     assert result.stderr.rstrip().endswith("; nothing was written")
 
 
+@pytest.mark.one_store
 async def test_a_file_that_lacks_a_line_writes_nothing_unless_that_is_wanted(gate: Gate, fresh: Kinds,
                                                                               tmp_path: Path) -> None:
     await live(gate)
@@ -455,6 +457,7 @@ async def test_a_database_that_is_not_empty_is_refused_so_a_second_rebuild_chang
     assert after == before
 
 
+@pytest.mark.one_store
 async def test_a_ledger_that_cannot_be_read_writes_nothing(gate: Gate, tmp_path: Path) -> None:
     settings = gate.engine.settings
     gate.engine.settings = replace(settings, ledger=replace(settings.ledger, url="http://127.0.0.1:9"))
@@ -488,6 +491,7 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
             assert len(await rows(backend, Task, gate.tenant_id)) == many
 
 
+@pytest.mark.one_store
 async def test_a_damaged_receipt_is_named_and_stops_it_unless_it_is_left_out(gate: Gate, ledger: LedgerServer,
                                                                               fresh: Kinds) -> None:
     offer = await gate.finished()
@@ -510,6 +514,7 @@ async def test_a_damaged_receipt_is_named_and_stops_it_unless_it_is_left_out(gat
         assert (task.task_id, task.status) == (offer.task_id, "succeeded")
 
 
+@pytest.mark.one_store
 async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, ledger: LedgerServer,
                                                                  fresh: Kinds) -> None:
     await gate.finished()

@@ -252,6 +252,7 @@ async def test_a_receipt_that_makes_the_ledger_stumble_holds_up_no_other_one(
     assert [receipt["task_id"] for receipt in stub.taken] == good
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("body", ['{"x": ' + DEEP + "}", '{"x": "a\\u0000b"}', "[" + "[]," * 100_001 + "[]]"],
                          ids=["nested too deep", "NUL", "too many values"])
 async def test_a_ledger_takes_no_body_that_a_gate_would_not_take(body: str, backend_url: str) -> None:
