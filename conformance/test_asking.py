@@ -215,6 +215,7 @@ async def test_the_same_answer_again_returns_the_first_one_and_another_is_refuse
 # Who may answer.
 
 
+@pytest.mark.one_store
 async def test_only_whoever_is_asked_may_answer(gate: Gate) -> None:
     offer = await gate.leased(by="ada")
     await ask(gate, offer)
@@ -228,6 +229,7 @@ async def test_only_whoever_is_asked_may_answer(gate: Gate) -> None:
             await gate.stranger().as_admin().answer_input(task_id=offer.task_id, key="deploy", action="accept")
 
 
+@pytest.mark.one_store
 async def test_the_worker_that_asks_cannot_answer_whatever_its_role(gate: Gate) -> None:
     offer = await gate.leased()
     await ask(gate, offer)
@@ -241,6 +243,7 @@ async def test_the_worker_that_asks_cannot_answer_whatever_its_role(gate: Gate) 
             await gate.answer_input(task_id=offer.task_id, key="deploy", action="accept", worker_id="w1")
 
 
+@pytest.mark.one_store
 async def test_nobody_asks_itself(gate: Gate) -> None:
     offer = await gate.leased()
 
@@ -269,6 +272,7 @@ async def test_a_question_that_was_not_asked_is_unknown_to_the_owner_and_nothing
         await answer(gate, offer.task_id)
 
 
+@pytest.mark.one_store
 async def test_only_the_holder_of_the_lease_may_ask(gate: Gate) -> None:
     offer = await gate.leased()
 
@@ -283,6 +287,7 @@ async def test_only_the_holder_of_the_lease_may_ask(gate: Gate) -> None:
 # What an answer must be.
 
 
+@pytest.mark.one_store
 async def test_content_that_does_not_match_the_schema_is_refused_with_its_place(gate: Gate) -> None:
     offer = await gate.leased()
     await ask(gate, offer, schema=CHOICE)
@@ -296,6 +301,7 @@ async def test_content_that_does_not_match_the_schema_is_refused_with_its_place(
     assert (await answer(gate, offer.task_id, action="decline", content="not now")).ok
 
 
+@pytest.mark.one_store
 async def test_a_schema_that_is_not_understood_is_refused_when_it_is_sent(gate: Gate) -> None:
     offer = await gate.leased()
 
@@ -305,6 +311,7 @@ async def test_a_schema_that_is_not_understood_is_refused_when_it_is_sent(gate: 
                 await ask(gate, offer, schema=schema)
 
 
+@pytest.mark.one_store
 async def test_content_is_limited(gate: Gate) -> None:
     offer = await gate.leased()
     await ask(gate, offer)

@@ -77,6 +77,7 @@ async def test_a_batch_that_takes_long_leaves_the_rest_to_the_next(
     assert decided == [1] * 6
 
 
+@pytest.mark.one_store
 async def test_an_agent_cannot_create_for_another_within_a_batch(gate: harness.Gate) -> None:
     answer = await gate.as_agent("ada").create_tasks(tasks=[{"type": "a", "payload": None, "principal_id": "eve"},
                                                             {"type": "b", "payload": None}])
@@ -86,6 +87,7 @@ async def test_an_agent_cannot_create_for_another_within_a_batch(gate: harness.G
     assert await gate.owed("eve") == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("count", [0, 501])
 @pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
 async def test_a_batch_has_1_to_500_items(gate: harness.Gate, operation: str, count: int) -> None:

@@ -318,6 +318,7 @@ async def test_a_bulk_is_audited_when_it_begins_and_when_it_ends(gate: harness.G
     assert (begun["matches"], ended["done"], ended["skipped"], ended["refused"]) == (3, 3, 0, 0)
 
 
+@pytest.mark.one_store
 async def test_only_an_admin_who_may_write_carries_out(gate: harness.Gate) -> None:
     who = Caller(gate.tenant_id, wire.Principal("human", "root"), "admin", SCOPES - {"admin:write"})
     reader = harness.View(gate.engine, who)
@@ -341,6 +342,7 @@ async def test_a_confirmation_is_good_for_its_caller_and_its_tenant_alone(gate: 
             await view.run_bulk(confirmation=confirmation)
 
 
+@pytest.mark.one_store
 async def test_a_confirmation_cannot_be_made_up_or_changed(gate: harness.Gate) -> None:
     await gate.create("a")
     await gate.create("b")
@@ -356,6 +358,7 @@ async def test_a_confirmation_cannot_be_made_up_or_changed(gate: harness.Gate) -
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 2
 
 
+@pytest.mark.one_store
 async def test_a_confirmation_is_no_option_of_a_command_and_one_of_before_works(gate: harness.Gate) -> None:
     """The releases before gave it without what it begins with now, and one of 64 began with a dash."""
     confirmation = await confirmed(gate.as_admin(), action="cancel")

@@ -57,6 +57,7 @@ async def test_a_task_that_has_ended_stays_as_it_is(gate: harness.Gate, end: str
     assert (answer.ok, answer.status) == (end == "cancel", status)
 
 
+@pytest.mark.one_store
 async def test_another_agent_cannot_cancel(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada")
 
@@ -65,6 +66,7 @@ async def test_another_agent_cannot_cancel(gate: harness.Gate) -> None:
             await gate.as_agent("bob").cancel_task(task_id=task_id)
 
 
+@pytest.mark.one_store
 async def test_an_unknown_task_cannot_be_canceled(gate: harness.Gate) -> None:
     with harness.refused("task_not_found"):
         await gate.as_agent().cancel_task(task_id="none")

@@ -126,6 +126,7 @@ UNSOUND: dict[str, tuple[str, Callable[[stored.Receipt], stored.Receipt]]] = {
 }
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("what", UNSOUND)
 async def test_what_is_unsound_is_refused_and_the_others_are_not(source: Gate, what: str) -> None:
     other, receipts = source.stranger(), await exported(source)
@@ -288,6 +289,7 @@ async def test_receipts_that_are_younger_than_all_seals_are_covered_by_the_next(
     assert (report.problems, report.unsealed, report.seals) == ([], 0, 1)
 
 
+@pytest.mark.one_store
 async def test_export_and_import_are_for_an_admin(gate: Gate) -> None:
     for view in (gate.as_agent(), gate.as_worker()):
         with refused("forbidden"):
@@ -296,6 +298,7 @@ async def test_export_and_import_are_for_an_admin(gate: Gate) -> None:
             await view.import_receipts(receipts=[])
 
 
+@pytest.mark.one_store
 async def test_a_receipt_whose_id_is_not_a_uuid_is_refused_alone(source: Gate) -> None:
     [first, *_] = await exported(source)
 

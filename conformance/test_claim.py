@@ -97,6 +97,7 @@ async def test_a_claim_takes_one_task_unless_it_asks_for_more(gate: harness.Gate
     assert await claimed(gate) == tasks[:1]
 
 
+@pytest.mark.one_store
 async def test_a_claim_of_too_many_is_clamped(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(max_claim_tasks=3)
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
@@ -123,6 +124,7 @@ async def test_a_claim_that_asks_for_nonsense_is_refused(gate: harness.Gate, ask
             await gate.as_worker().lease_next(**ask)
 
 
+@pytest.mark.one_store
 async def test_a_lease_lives_300_seconds_unless_told_otherwise(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
@@ -132,6 +134,7 @@ async def test_a_lease_lives_300_seconds_unless_told_otherwise(gate: harness.Gat
     assert task.lease_expires_at == offer.expires_at
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("asked", "given"), [(1, 1), (60, 60), (1800, 1800), (1801, 1800), (10**9, 1800)])
 async def test_a_lease_of_more_than_1800_seconds_is_clamped(gate: harness.Gate, asked: int, given: int) -> None:
     task_id = await gate.create()
@@ -143,6 +146,7 @@ async def test_a_lease_of_more_than_1800_seconds_is_clamped(gate: harness.Gate, 
     assert offer.renew_every_seconds == pytest.approx(given / 3)
 
 
+@pytest.mark.one_store
 async def test_a_claim_that_names_no_ttl_gets_the_tasks_own(gate: harness.Gate) -> None:
     task_id = await gate.create(timeouts={"lease_ttl_seconds": 42})
 
@@ -152,6 +156,7 @@ async def test_a_claim_that_names_no_ttl_gets_the_tasks_own(gate: harness.Gate) 
     assert offer.expires_at - (await gate.task(task_id)).updated_at == timedelta(seconds=42)
 
 
+@pytest.mark.one_store
 async def test_the_ttl_of_the_claim_goes_before_that_of_the_task(gate: harness.Gate) -> None:
     task_id = await gate.create(timeouts={"lease_ttl_seconds": 42})
 
@@ -262,6 +267,7 @@ async def test_a_claim_whose_lease_has_run_out_does_not_return_it(gate: harness.
     assert await claimed(gate, claim_id="c1") == []
 
 
+@pytest.mark.one_store
 async def test_an_unbound_credential_must_name_the_worker(gate: harness.Gate) -> None:
     await gate.create()
 

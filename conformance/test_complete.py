@@ -53,6 +53,7 @@ async def test_a_located_success_discharges_the_duty(gate: harness.Gate, where: 
     assert await gate.anomalies() == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("shape", "listed"), [
     (WHERE, WHERE), ({"pointers": WHERE}, WHERE), (WHERE[0], WHERE), ({"pointers": WHERE[0]}, WHERE)], ids=range(4))
 async def test_artifacts_come_in_three_shapes(gate: harness.Gate, shape: Any, listed: Any) -> None:
@@ -64,6 +65,7 @@ async def test_artifacts_come_in_three_shapes(gate: harness.Gate, shape: Any, li
     assert await gate.owed() == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("empty", [None, [], {}, {"pointers": []}], ids=str)
 async def test_empty_artifacts_are_none(gate: harness.Gate, empty: Any) -> None:
     offer = await gate.leased()
@@ -209,6 +211,7 @@ async def test_attaching_nothing_is_refused(gate: harness.Gate, nothing: dict[st
             await gate.as_agent().attach_artifacts(task_id=offer.task_id, **nothing)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("state", ["queued", "leased", "failed", "canceled"])
 async def test_artifacts_are_attached_to_succeeded_tasks_only(gate: harness.Gate, state: str) -> None:
     offer = await gate.leased()
@@ -236,6 +239,7 @@ async def test_a_task_that_asks_for_its_result_inline_is_discharged_by_a_stored_
     assert await gate.owed() == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("empty", [None, "", [], {}], ids=repr)
 async def test_an_empty_result_is_not_delivered_inline(gate: harness.Gate, empty: Any) -> None:
     offer = await gate.leased(result_delivery="inline")
@@ -245,6 +249,7 @@ async def test_an_empty_result_is_not_delivered_inline(gate: harness.Gate, empty
     assert len(await gate.owed()) == 1
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("result", [0, False, "x", [0]], ids=repr)
 async def test_a_small_result_is_delivered_inline_whatever_it_is(gate: harness.Gate, result: Any) -> None:
     offer = await gate.leased(result_delivery="inline")
@@ -293,6 +298,7 @@ async def test_the_receipt_keeps_summary_and_metadata(gate: harness.Gate) -> Non
     assert (body["result_summary"], body["completion_metadata"]) == ("done", {"ms": 5})
 
 
+@pytest.mark.one_store
 async def test_a_waiting_worker_cannot_complete_a_task_in_the_queue(gate: harness.Gate) -> None:
     task_id = await gate.create()
 

@@ -118,6 +118,7 @@ async def test_a_replayed_create_tells_the_status_of_now(gate: Gate) -> None:
     assert (again.task_id, again.status) == (offer.task_id, "succeeded")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("other", [
     {"payload": {"a": 2}}, {"type": "else", "payload": None}, {"priority": 1}, {"max_attempts": 9},
     {"delay_seconds": 5},
@@ -132,6 +133,7 @@ async def test_the_same_key_with_another_body_says_so_and_writes_nothing(gate: G
     assert (again.task_id, again.payload_differs) == (made.task_id, True)
 
 
+@pytest.mark.one_store
 async def test_white_space_and_the_order_of_keys_are_no_other_body(gate: Gate) -> None:
     await gate.create(payload=msgspec.Raw(b'{"a":1,"b":2}'), idempotency_key="k")
 
@@ -195,6 +197,7 @@ async def test_a_deadline_is_kept(gate: Gate) -> None:
     assert task.timeouts.deadline == deadline
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("by", [
     {"principal_id": "eve", "principal_kind": "service"}, {"created_by": {"kind": "service", "id": "eve"}},
     {"created_by": {"principal_kind": "service", "principal_id": "eve"}}], ids=range(3))
@@ -205,6 +208,7 @@ async def test_an_unbound_credential_lets_the_request_name_the_creator(gate: Gat
     assert (owner.kind, owner.id) == ("service", "eve")
 
 
+@pytest.mark.one_store
 async def test_an_agent_id_is_a_principal_of_kind_agent(gate: Gate) -> None:
     made = await gate.create_task(type="demo", payload=None, agent_id="eve")
 
@@ -212,6 +216,7 @@ async def test_an_agent_id_is_a_principal_of_kind_agent(gate: Gate) -> None:
     assert (owner.kind, owner.id) == ("agent", "eve")
 
 
+@pytest.mark.one_store
 async def test_explicit_nulls_mean_absent(gate: Gate) -> None:
     task = await gate.task(await gate.create(priority=None, max_attempts=None, timeouts=None, requirements=None,
                                              idempotency_key=None, created_by=None, delay_seconds=None))
@@ -219,10 +224,12 @@ async def test_explicit_nulls_mean_absent(gate: Gate) -> None:
     assert (task.priority, task.max_attempts, task.idempotency_key, task.next_eligible_at) == (0, 3, None, None)
 
 
+@pytest.mark.one_store
 async def test_unknown_fields_change_nothing(gate: Gate) -> None:
     assert (await gate.task(await gate.create(colour="red"))).status == "queued"
 
 
+@pytest.mark.one_store
 async def test_nothing_turns_the_assignment_off(gate: Gate) -> None:
     """Spec 18.6 names `emit_assignment_receipt`; the receipt is the obligation (PH.1), so there is no such choice."""
     task_id = await gate.create(emit_assignment_receipt=False)

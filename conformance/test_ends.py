@@ -28,6 +28,7 @@ POINTING: list[Any] = [
     {"pointers": [{"sink_id": "s", "uri": "s://a", "metadata": {}}]}, {"artifacts": {"items": [{"href": "h:1"}]}}]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("locatability", ["lenient", "strict"])
 async def test_artifacts_without_a_pointer_discharge_nothing(make_gate: Callable[..., harness.Gate],
                                                              locatability: str) -> None:
@@ -47,12 +48,14 @@ async def test_artifacts_without_a_pointer_discharge_nothing(make_gate: Callable
     assert len(await gate.owed()) == len(EMPTY)
 
 
+@pytest.mark.one_store
 async def test_artifacts_with_a_pointer_of_any_form_discharge(gate: harness.Gate) -> None:
     for artifacts in POINTING:
         offer = await gate.leased()
         assert (await gate.as_worker().complete(**harness.under(offer, artifacts=artifacts))).obligation == "discharged"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("proof", [{"x": 1}, {"status": "pending"}, {"mode": "push"}, {"status": None},
                                    {"status": "not succeeded"}, {"status": {"status": "succeeded"}}], ids=str)
 async def test_a_proof_that_does_not_say_succeeded_discharges_nothing(gate: harness.Gate, proof: Any) -> None:
@@ -74,6 +77,7 @@ async def test_a_proof_that_says_succeeded_discharges(gate: harness.Gate, status
     assert done.obligation == "discharged"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("status", ["failed", "FAILED", " failure ", "error"])
 async def test_a_proof_that_says_failed_discharges_nothing(gate: harness.Gate, status: str) -> None:
     offer = await gate.leased()
@@ -90,6 +94,7 @@ async def test_a_proof_that_says_failed_discharges_nothing(gate: harness.Gate, s
     assert await gate.owed() == []
 
 
+@pytest.mark.one_store
 async def test_a_strict_gate_refuses_a_proof_that_says_failed(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(locatability="strict")
     offer = await gate.leased()
@@ -193,6 +198,7 @@ async def test_an_emitted_receipt_carries_no_more_artifacts_than_any(gate: harne
                 **harness.under(offer), receipt_type="schedule.created", schedule_id="s", body={"artifacts": [1] * 101})
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("type", "why"), [
     ("task.completed", "is written only by the gate"), ("task.complete", "is not a receipt type")])
 async def test_an_offered_receipt_of_another_type_is_refused_with_the_truth(gate: harness.Gate, type: str,

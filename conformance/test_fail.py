@@ -70,6 +70,7 @@ async def test_a_task_is_not_offered_before_its_wait_is_over(gate: Gate) -> None
     assert await gate.claim() is not None
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("wished", "given"), [(0, 0), (0.5, 0.5), (7, 7), (900, 900), (901, 900), (10**6, 900)])
 async def test_a_worker_may_say_how_long_to_wait_under_the_same_cap(gate: Gate, wished: float, given: float) -> None:
     offer = await gate.leased()

@@ -45,6 +45,7 @@ async def test_a_lease_id_that_nobody_has_is_unknown(gate: harness.Gate, verb: s
                                                   lease_id="11111111-1111-4111-8111-111111111")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_task_that_was_never_leased_has_an_unknown_lease(gate: harness.Gate, verb: str) -> None:
     task_id = await gate.create()
@@ -110,6 +111,7 @@ async def test_another_verb_after_a_failure_is_told_failed(gate: harness.Gate, v
     await expect(gate, verb, offer, "failed")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_wrong_fence_is_refused(gate: harness.Gate, verb: str) -> None:
     offer = await gate.leased()
@@ -120,6 +122,7 @@ async def test_a_wrong_fence_is_refused(gate: harness.Gate, verb: str) -> None:
                                                   **harness.under(offer, fence=offer.fence + 1))
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_the_right_fence_is_accepted(gate: harness.Gate, verb: str) -> None:
     offer = await gate.leased()
@@ -128,6 +131,7 @@ async def test_the_right_fence_is_accepted(gate: harness.Gate, verb: str) -> Non
                                                   **harness.under(offer, fence=offer.fence))).ok
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_another_instance_of_the_worker_does_not_hold_the_lease(gate: harness.Gate, verb: str) -> None:
     await gate.create()
@@ -142,6 +146,7 @@ async def test_another_instance_of_the_worker_does_not_hold_the_lease(gate: harn
                                                                       **harness.under(offer))).ok
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_task_that_does_not_exist_is_not_found(gate: harness.Gate, verb: str) -> None:
     with harness.refused("task_not_found"):
@@ -162,6 +167,7 @@ async def test_a_renewal_runs_from_now(gate: harness.Gate) -> None:
     assert (await gate.as_worker().complete(**harness.under(offer))).ok
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("asked", "given"), [(300, 300), (1800, 1800), (99999, 1800)])
 async def test_a_renewal_is_clamped(gate: harness.Gate, asked: int, given: int) -> None:
     offer = await gate.leased()
@@ -191,6 +197,7 @@ async def test_a_renewed_lease_survives_the_sweep_at_its_old_end(gate: harness.G
     assert await gate.receipts(offer.task_id, "lease.expired") == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("wished", [1, 10, 270])
 async def test_a_renewal_never_shortens_a_lease(gate: harness.Gate, wished: int) -> None:
     offer = await gate.leased()
@@ -204,6 +211,7 @@ async def test_a_renewal_never_shortens_a_lease(gate: harness.Gate, wished: int)
     assert (await gate.as_worker().complete(**harness.under(offer))).ok
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("claimed", "task", "length"), [
     (900, None, 900), (None, 900, 900), (60, 900, 60), (None, None, 300), (99999, None, 1800)])
 async def test_a_renewal_without_a_wish_gives_as_much_as_the_lease_was_granted_for(

@@ -203,6 +203,7 @@ AGREEMENTS: list[dict[str, Any]] = [
     {"created_by": {"id": "al"}, "agent_id": "al"}]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("named", CONTRADICTIONS, ids=str)
 async def test_a_request_that_names_two_principals_is_refused_by_each_operation(
         gate: Gate, named: dict[str, Any]) -> None:
@@ -219,6 +220,7 @@ async def test_a_request_that_names_two_principals_is_refused_by_each_operation(
     assert tried
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("named", AGREEMENTS, ids=str)
 async def test_a_request_may_name_one_principal_twice(gate: Gate, named: dict[str, Any]) -> None:
     made = await shared(gate).create_task(type="demo", payload=None, **named)

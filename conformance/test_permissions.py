@@ -236,6 +236,7 @@ async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: harness.
     assert [name for name in NAMING if not await admitted(gate.as_admin(), name, tenant=gate.tenant_id)] == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("operation", [
     "get_task", "explain_task", "get_task_history", "cancel_task", "release_hold", "attach_artifacts"])
 async def test_an_agent_touches_its_own_tasks_only(gate: harness.Gate, operation: str) -> None:
@@ -352,6 +353,7 @@ READING = {"get_task": "task_id", "explain_task": "task_id", "get_task_history":
            "get_receipt": "receipt_id"}
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("scopes", "reads"), [
     (["tasks:read", "tasks:lease", "receipts:read"], False), (["admin:read"], True), (["admin:write"], True),
     (["tasks:read", "receipts:read", "admin:read"], True)])
@@ -375,6 +377,7 @@ async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
     assert [task.task_id for task in (await root.list_tasks()).tasks] == [offer.task_id] * reads
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("scopes", [["tasks:write", "tasks:lease", "receipts:ack"],
                                     ["tasks:write", "tasks:lease", "receipts:ack", "admin:read"]])
 async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate: harness.Gate,

@@ -85,6 +85,7 @@ async def test_each_step_writes_exactly_its_receipts(gate: harness.Gate, life: s
     assert await gate.receipts() == await gate.receipts(task_id)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("life", LIVES)
 async def test_a_receipt_says_what_spec_14_wants(gate: harness.Gate, life: str) -> None:
     for receipt in await gate.receipts(await live(gate, life)):
@@ -94,6 +95,7 @@ async def test_a_receipt_says_what_spec_14_wants(gate: harness.Gate, life: str) 
         assert receipt.asyncgate_instance == "asyncgate-1"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("life", LIVES)
 async def test_receipts_under_a_lease_name_it(gate: harness.Gate, life: str) -> None:
     receipts = await gate.receipts(await live(gate, life))
@@ -205,6 +207,7 @@ async def test_an_unknown_receipt_is_not_found(gate: harness.Gate) -> None:
         await gate.as_agent().get_receipt(receipt_id="none")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("type", ["task.assigned", "task.accepted", "system.anomaly", "made.up"])
 async def test_nobody_offers_a_receipt_that_a_step_writes(gate: harness.Gate, type: str) -> None:
     async with gate.unchanged():
@@ -212,6 +215,7 @@ async def test_nobody_offers_a_receipt_that_a_step_writes(gate: harness.Gate, ty
             await gate.as_worker().emit_receipt(receipt_type=type)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("type", ["task.completed", "task.failed", "task.canceled", "schedule.deleted"])
 async def test_a_terminal_receipt_without_parents_is_refused(gate: harness.Gate, type: str) -> None:
     async with gate.unchanged():

@@ -66,6 +66,7 @@ async def test_what_a_scheduler_does_not_report_stays_as_it_was(gate: Gate) -> N
     assert (known.enabled, known.next_run_at, known.interval_seconds) == (False, SOON.timestamp(), 60)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("delivery", "meant"), [
     ("return result payload", "inline"), ("store artifact pointer", "artifact"), ("inline", "inline"),
     ("\u201cReturn  result payload\u201d", "inline"), ("by pigeon", "by pigeon")])
@@ -86,6 +87,7 @@ async def test_a_lease_lives_as_long_as_timeouts_lease_ttl_says(gate: Gate) -> N
     assert (await gate.task(offer.task_id)).timeouts.lease_ttl_seconds == 900  # type: ignore[union-attr]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("requirements", [None, {}])
 async def test_nothing_required_is_an_empty_object(gate: Gate, requirements: Any) -> None:
     offer = await gate.leased(requirements=requirements)

@@ -153,6 +153,7 @@ async def test_a_task_that_has_not_ended_is_refused_with_the_next_call(gate: har
     assert "cancel_task" in str(no.value)
 
 
+@pytest.mark.one_store
 async def test_only_the_owner_and_admins_run_a_task_again(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 
@@ -170,6 +171,7 @@ async def test_only_the_owner_and_admins_run_a_task_again(gate: harness.Gate) ->
     assert task_id not in {receipt.task_id for receipt in await gate.owed("root", "human")}
 
 
+@pytest.mark.one_store
 async def test_an_unknown_task_is_not_run_again(gate: harness.Gate) -> None:
     async with gate.unchanged():
         with harness.refused("task_not_found"):
@@ -229,6 +231,7 @@ async def test_a_key_limited_to_types_runs_no_other_type_again(gate: harness.Gat
             await ada.rerun_task(task_id=task_id)
 
 
+@pytest.mark.one_store
 async def test_with_the_shared_token_the_request_names_who_asks(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 

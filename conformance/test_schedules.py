@@ -112,6 +112,7 @@ async def test_a_deletion_names_its_schedule_among_its_parents(gate: Gate) -> No
             await cron.emit_receipt(receipt_type="schedule.deleted", parents=[receipt_id], schedule_id="s2")
 
 
+@pytest.mark.one_store
 async def test_a_third_party_cannot_delete_a_schedule(gate: Gate) -> None:
     _, receipt_id = await scheduled(gate)
 

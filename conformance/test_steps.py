@@ -97,6 +97,7 @@ async def test_a_step_keeps_its_name(gate: harness.Gate) -> None:
             await record(gate, offer, 1, "send", 1)
 
 
+@pytest.mark.one_store
 async def test_a_worker_without_the_lease_records_nothing(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
     await record(gate, offer, 1, "fetch", "mine")
@@ -179,6 +180,7 @@ async def test_a_task_has_room_for_so_many_steps(make_gate: Callable[..., harnes
     assert (await gate.as_worker().complete(**harness.under(offer), result=1)).ok
 
 
+@pytest.mark.one_store
 async def test_a_value_that_is_too_large_is_refused_with_its_limit(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(max_step_bytes=SHORT)
     offer = await gate.leased()

@@ -143,6 +143,7 @@ async def test_the_sweep_writes_each_tenants_receipts_to_that_tenant(gate: harne
     assert (await there.receipt(None, "lease.expired")).task_id == theirs.task_id
 
 
+@pytest.mark.one_store
 async def test_a_tenant_id_that_is_not_the_credentials_own_is_refused(gate: harness.Gate) -> None:
     async with gate.unchanged():
         with harness.refused("tenant_mismatch"):
@@ -153,6 +154,7 @@ async def test_a_tenant_id_that_is_not_the_credentials_own_is_refused(gate: harn
     assert (await gate.as_agent().create_task(type="demo", payload=None, tenant_id=gate.tenant_id)).status == "queued"
 
 
+@pytest.mark.one_store
 async def test_the_default_tenant_answers_to_the_name_default(make_gate: Callable[..., harness.Gate]) -> None:
     tenant_id = make_gate().tenant_id
     gate = harness.Gate(make_gate(default_tenant_id=tenant_id).engine, tenant_id)

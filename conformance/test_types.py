@@ -40,6 +40,7 @@ async def test_a_payload_that_does_not_fit_is_refused_with_its_path_and_nothing_
     assert (await gate.as_agent().create_task(type="other", payload={})).status == "queued"
 
 
+@pytest.mark.one_store
 async def test_an_error_says_nothing_of_what_a_payload_holds(gate: harness.Gate) -> None:
     await declare(gate, payload_schema={"properties": {
         "a": {"type": "integer"}, "b": {"enum": ["x"]}, "c": {"pattern": "^x$"}, "d": {"maxLength": 3},
@@ -56,6 +57,7 @@ async def test_an_error_says_nothing_of_what_a_payload_holds(gate: harness.Gate)
         assert str(refused.value).startswith(f"payload.{name}")
 
 
+@pytest.mark.one_store
 async def test_each_task_of_a_batch_is_refused_by_itself(gate: harness.Gate) -> None:
     await declare(gate)
 

@@ -249,6 +249,7 @@ async def test_who_never_claimed_is_no_worker(gate: harness.Gate) -> None:
     assert worker.last_seen_at >= worker.first_seen_at
 
 
+@pytest.mark.one_store
 async def test_only_an_admin_of_the_tenant_lists_its_workers(gate: harness.Gate) -> None:
     await gate.claim()
 
