@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import pty
+import random
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,15 @@ from asyncgate import main
 from asyncgate.bench.bad import make_bad_key
 from asyncgate.bench.hostile import BODIES
 from asyncgate.commands.bench.servers import read_number
+from asyncgate.commands.bench.wire import LoadGate
 from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS, poll
 
 WRITTEN = "/proc/self/io", "\nwrite_bytes:"
 SERVE = "from asyncgate import main; main()"
+SOME_BODIES = f"""from asyncgate.bench import hostile as part; part.BODIES = {{name: part.BODIES[name] for name in %r}}
+{SERVE}"""
 
 
 class Gate:
@@ -353,14 +359,26 @@ def test_the_worst_bodies_are_measured_by_the_health_of_a_server(tmp_path: Path)
     assert all(row["requests"] for row in report["rows"])
 
 
-def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path) -> None:
-    asked = [sys.executable, "-c", SERVE, "bench", "--hostile", "--clients", "1", *FEW]
+@each("body", BODIES)
+def test_each_of_the_worst_bodies_is_a_request_again_and_again(body: str) -> None:
+    first, *others = islice(BODIES[body](LoadGate("http://127.0.0.1:9", generate())), 30)
+
+    for request in (first, *others):
+        head, _, content = request.partition(b"\r\n\r\n")
+        assert re.match(rb"(GET|POST) /\S+ HTTP/1.1\r\n", head)
+        assert b"content-length: %d" % len(content) in head.lower() or not content
+
+
+# Each body is measured with a program of its own and needs a second of a processor, twice.
+def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path, rounds: int) -> None:
+    bodies = random.sample([*BODIES], min(rounds, len(BODIES)))
+    asked = [sys.executable, "-c", SOME_BODIES % bodies, "bench", "--hostile", "--clients", "1", *FEW]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
     done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
     assert done.returncode == 0, done.stderr
-    for place in ("a hostile tenant at its rate limit", "a hostile tenant below its rate limit", *BODIES):
+    for place in ("a hostile tenant at its rate limit", "a hostile tenant below its rate limit", *bodies):
         assert re.search(rf"^beside {place}: p50 [\d.]+ × \(goal: 2\), p99 [\d.]+ ×", done.stdout, re.M)
 
 
