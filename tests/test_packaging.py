@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
-from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 import asyncgate
+from tests.support.installing import ROOT, build, checkout, copy_sources, install, installed, run, shared, wheel
 
-ROOT = Path(__file__).parents[1]
+__all__ = ["checkout", "installed", "shared", "wheel"]
 PARTS = ("backends", "clients", "commands", "conformance", "docs", "extras", "parts", "skills")
 PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")        # of the documentation, though they lie beside docs/
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
@@ -34,49 +30,6 @@ import asyncgate.parts.app as app
 click.Group.main = lambda self, *args, **kwargs: print(app.Engine.__module__)
 """
 
-Shared = Callable[[str, Callable[[Path], None]], Path]
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command as a stranger would, without this process's import path, and return what it printed."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def build(source: Path, folder: Path, *what: str) -> None:
-    """Build without a network; the default is a wheel by way of an sdist."""
-    run(sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", folder, source, cwd=folder.parent)
-
-
-def install(wheel: Path, folder: Path) -> None:
-    """Install the wheel in a new environment that borrows this one's dependencies."""
-    venv.EnvBuilder(symlinks=True).create(folder)
-    python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    # Written last, so that pip sees no other asyncgate; and the .pth files of a borrowed folder, such as that of an
-    # editable install, are not obeyed.
-    packages = next(folder.glob("lib/python*/site-packages"))
-    borrowed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "borrowed.pth").write_text("\n".join(borrowed))
-
-
-def copied_into_the_image() -> list[str]:
-    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines()]
-    return [name for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for name in line[1:-1]]
-
-
-def copy_sources(folder: Path) -> None:
-    folder.mkdir()
-    for name in copied_into_the_image():
-        if (ROOT / name).is_dir():
-            left_out = ("operations.py", "typescript") if name == "clients" else ()
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
-        else:
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-
 
 def files_of_wheel(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
@@ -90,42 +43,6 @@ def files_of(*parts: str) -> set[str]:
 
 def places(checkout: Path) -> list[str]:
     return [str(checkout / "asyncgate.py"), str(checkout / "backends" / "__init__.py")]
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    """Fill a folder once for the whole run, also when its tests are spread over processes."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-    def make(name: str, fill: Callable[[Path], None]) -> Path:
-        folder, done = base / name, base / f"{name}.done"
-        with (base / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not done.exists():
-                fill(folder)
-                done.touch()
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def checkout(shared: Shared) -> Path:
-    """What the Dockerfile copies of the checkout: nothing that is installed points here."""
-    return shared("checkout", copy_sources)
-
-
-@pytest.fixture(scope="session")
-def wheel(shared: Shared) -> Path:
-    """The wheel that is built from the sdist."""
-    return next(shared("built", lambda folder: build(ROOT, folder)).glob("*.whl"))
-
-
-@pytest.fixture(scope="session")
-def installed(shared: Shared, wheel: Path) -> Path:
-    """The bin folder of a new environment that holds the wheel."""
-    return shared("installed", lambda folder: install(wheel, folder)) / "bin"
 
 
 def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> None:
@@ -224,16 +141,6 @@ def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Pa
     assert run(installed / "asyncgate", "skill", cwd=tmp_path) == skill.read_text()
 
 
-def test_the_site_of_the_installed_gate_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    run(installed / "asyncgate", "docs", "--build", "theirs", cwd=tmp_path)
-    run(sys.executable, "-m", "asyncgate", "docs", "--build", "ours", cwd=tmp_path)
-
-    ours, theirs = ({file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*")
-                     if file.is_file() and file.name != ".buildinfo"}
-                    for folder in (tmp_path / "ours", tmp_path / "theirs"))
-    assert ours == theirs
-
-
 def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:
     assert asyncgate.__version__ in run(sys.executable, "asyncgate.py", "--version", cwd=checkout)
     assert run(sys.executable, "-c", WHERE, cwd=checkout).split() == places(checkout)
@@ -261,7 +168,9 @@ def test_an_editable_install_imports_the_checkout(tmp_path: Path) -> None:
     scripts = tmp_path / "editable" / "bin"
     assert asyncgate.__version__ in run(scripts / "asyncgate", "--version", cwd=tmp_path)
     assert run(scripts / "python", "-c", WHERE, cwd=tmp_path).split() == places(checkout)
-    assert "0 open obligations" in run(scripts / "asyncgate", "demo", cwd=tmp_path)
+    database = ("--database", f"sqlite:///{tmp_path}/gate.db")
+    run(scripts / "asyncgate", "migrate", *database, cwd=tmp_path)
+    run(scripts / "asyncgate", "verify", *database, cwd=tmp_path)
 
 
 def test_a_gate_run_as_a_script_has_one_copy_of_every_class(checkout: Path) -> None:

@@ -19,8 +19,9 @@ from click.testing import CliRunner, Result
 from asyncgate.commands import docs, terminal
 from asyncgate.commands.main import main
 from asyncgate.commands.site import HOME, LINK, OTHERS, PICTURES, DocPage, read_pages, relink
+from tests.support.installing import ROOT, built, installed, shared, wheel
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["built", "installed", "shared", "wheel"]
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:")
 
 
@@ -45,17 +46,6 @@ class Found(HTMLParser):
                 self.ids.append(value or "")
             elif name in ("href", "src", "srcset", "action"):
                 (self.links if tag == "a" else self.loads).append(value or "")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site over an earlier one; nothing is wrong with any page."""
-    folder = tmp_path_factory.mktemp("public")
-    (folder / "llms.txt").write_text("of the earlier site")
-    done = subprocess.run([sys.executable, "-m", "asyncgate", "docs", "--build", str(folder)],
-                          capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"{folder / 'index.html'}\n", "")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -267,16 +257,17 @@ def test_a_build_is_of_all_pages_and_prints_none(tmp_path: Path, also: str, rule
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Open the documentation in a browser that only says where it was sent to."""
+def opened(installed: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Open the documentation of an installed gate in a browser that only says where it was sent to."""
     sent, browser, running = tmp_path / "sent", tmp_path / "browser", []
     os.mkfifo(sent)
     browser.write_text(f"#!/bin/sh\nprintf '%s' \"$1\" > '{sent}'\n")
     browser.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
     def open_it(*arguments: str) -> str:
-        running.append(subprocess.Popen([sys.executable, "-m", "asyncgate", "docs", "--open", *arguments],
-                                        env={**os.environ, "BROWSER": str(browser)}, stdout=subprocess.DEVNULL))
+        running.append(subprocess.Popen([installed / "asyncgate", "docs", "--open", *arguments], cwd=tmp_path,
+                                        env={**environment, "BROWSER": str(browser)}, stdout=subprocess.DEVNULL))
         return sent.read_text()
 
     yield open_it
@@ -285,11 +276,14 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., str]]:
         process.wait()
 
 
-def test_the_site_is_opened_in_a_browser(opened: Callable[..., str], site: dict[str, str]) -> None:
+def test_the_site_of_an_installed_gate_is_opened_in_a_browser_and_is_that_of_the_checkout(
+        opened: Callable[..., str], built: Path) -> None:
     url = opened("workers")
 
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/workers\.html", url)
+    for file in (file for file in built.rglob("*") if file.is_file() and file.name != ".buildinfo"):
+        with urlopen(url.replace("workers.html", file.relative_to(built).as_posix())) as answer:
+            assert answer.read() == file.read_bytes(), file.name
     for name, kind in (("workers.html", "text/html"), ("workers.md", "text/plain"), ("llms.txt", "text/plain")):
         with urlopen(url.replace("workers.html", name)) as answer:
-            assert answer.read().decode() == site[name]
             assert answer.headers.get_content_type() == kind
