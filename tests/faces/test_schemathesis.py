@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import hypothesis
@@ -28,9 +29,9 @@ from tests.support.patience import PATIENCE_SECONDS
 TOKEN = "a-token-for-tests"
 ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
           "response_schema_conformance"]
-FEW = hypothesis.settings(max_examples=3, deadline=None, derandomize=True, database=None,
+# Beside a request for each value that a field may have, so many at random as there are rounds: these take longest.
+ONE = hypothesis.settings(max_examples=1, deadline=None, derandomize=True, database=None,
                           suppress_health_check=list(hypothesis.HealthCheck))
-ONE = hypothesis.settings(FEW, max_examples=1)
 DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM, TICKET), __version__))
 # What a schema cannot say: cursors and confirmations come from the gate, parents exist, a shared token needs a worker's
 # name.
@@ -101,6 +102,14 @@ SHARED = {"Authorization": f"Bearer {TOKEN}"}
 Call = Callable[..., Any]
 
 
+@cache
+def described_once(mode: GenerationMode, coverage: bool) -> Any:
+    """Return a description for all operations: what it has resolved for one serves the next."""
+    schema = described(mode, LEAN if coverage else DOCUMENT)
+    schema.config.phases.coverage.enabled = coverage
+    return schema
+
+
 def described(mode: GenerationMode, document: Any = DOCUMENT) -> Any:
     """Return the document, to make requests of it that fit it, or that do not."""
     schema = schemathesis.openapi.from_dict(document)
@@ -122,8 +131,7 @@ def made_of(mode: GenerationMode, label: str, test: Callable[[Any], None], *, co
     run, of which one needs them.  Without `coverage` there is no request for each value that a field may have, and
     the fields of who asks are in.
     """
-    schema, (verb, path) = described(mode, LEAN if coverage else DOCUMENT), label.split(" ")
-    schema.config.phases.coverage.enabled = coverage
+    schema, (verb, path) = described_once(mode, coverage), label.split(" ")
     run: Call = build_operation_test(
         config=schema.config, operation=schema[path][verb], test_func=test, given_kwargs={}, feedback=FeedbackSources())
     return run
@@ -157,8 +165,9 @@ def test_the_document_under_test_is_the_one_that_is_served(live_for_all: Any) ->
 
 
 @each("label", LABELS)
-def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(label: str, call: Call) -> None:
-    @FEW
+def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(
+        label: str, call: Call, rounds: int) -> None:
+    @hypothesis.settings(ONE, max_examples=rounds)
     def test(case: Any) -> None:
         answer = call(case, ALWAYS)
 
@@ -186,8 +195,9 @@ def test_whoever_asks_is_answered_as_documented(
 
 
 @each("label", LABELS)
-def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(label: str, call: Call) -> None:
-    @FEW
+def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(
+        label: str, call: Call, rounds: int) -> None:
+    @hypothesis.settings(ONE, max_examples=rounds)
     def test(case: Any) -> None:
         # In a query, where there is no null, the word stands for it.
         free = "null" in json.dumps(case.query) or label in BATCHES
