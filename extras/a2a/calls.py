@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET, DecodeError
 
 from asyncgate import Caller, speaker
 from asyncgate.extras.a2a import cards, push, requests, view
 from asyncgate.extras.a2a.refusals import A2AError, no_task, translate
-from asyncgate.extras.a2a.requests import Sent, take
+from asyncgate.extras.a2a.requests import Members, Sent
 from asyncgate.extras.a2a.view import Seen
 from asyncgate.parts.model import errors, members, wire
 from asyncgate.parts.model.content import decode_json, encode_json
@@ -24,8 +24,7 @@ from asyncgate.parts.process.readers import Wants
 if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
 
-Params = Mapping[str, Any]
-MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
+MOST_LISTED = 1000      # tasks that a list looks at: those that have changed last
 TASKS_PER_PAGE = 100
 MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
 BLAMED = {"create_task_webhook": "pushNotificationConfig"}      # to blame for a refusal; else the message is
@@ -69,15 +68,15 @@ class Visit:
         if record.type != self.agent:
             raise no_task(task_id)
         seen = await self.look(record)
-        seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if getattr(record, "outputs", 0) else []
+        seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if record.outputs else []
         return seen
 
     async def read_chunks(self, task_id: str, most: int, after: int = 0) -> list[Any]:
-        """Return chunks of a task's output behind an offset, a page beyond `most` at most."""
+        """Return chunks of a task's output behind an offset, a page beyond `most` at most, without its log."""
         chunks, page = list[Any](), None
-        while len(chunks) < most and (page is None or page.entries):
+        while "read_output" in self.gate.operations and len(chunks) < most and (page is None or page.entries):
             page = await self.perform("read_output", task_id=task_id, after=page.after if page else after, limit=200)
-            chunks += [entry for entry in page.entries if entry.chunk is not UNSET]
+            chunks += [entry for entry in page.entries if entry.chunk is not UNSET and entry.stream is UNSET]
         return chunks
 
     async def look(self, record: wire.TaskRecord) -> Seen:
@@ -91,9 +90,8 @@ class Visit:
         engine, settings, clock = self.gate.engine, self.gate.settings, asyncio.get_running_loop().time
         until, seen = clock() + settings.a2a.max_wait_seconds, await self.read(task_id)
         with engine.polls.place(self.caller.tenant_id, speaker(self.caller, wire.GetTask(task_id=task_id))):
-            while not seen.is_still and (left := until - clock()) > 0:
-                if engine.longest_wait < settings.max_wait_seconds:
-                    break       # the gate is about to stop
+            while not seen.is_still and (left := until - clock()) > 0 and (
+                    engine.longest_wait >= settings.max_wait_seconds):      # else the gate is about to stop
                 ask = wire.GetTask(task_id=task_id, wait_seconds=min(left, settings.max_wait_seconds))
                 seen = await engine.wait_to_read(self.caller, ask, Wants(task_id=task_id),
                                                  lambda: self.read(task_id), lambda seen: seen.is_still)
@@ -112,21 +110,18 @@ class OwnVisit(Visit):
 # Messages.
 
 
-async def send_message(visit: Visit, params: Params) -> dict[str, Any]:
+async def send_message(visit: Visit, params: requests.Sending) -> Members:
     """Take a message; answer when the task has ended or asks, or at once if the client wants that."""
-    how = requests.take_object(params, "configuration")
-    history = requests.take_integer(how, "historyLength", 0)
     task_id, _ = await take_message(visit, params)
-    at_once = requests.take_flag(how, "returnImmediately")
-    seen = await (visit.read(task_id) if at_once else visit.wait(task_id))
-    return {"task": view.show_task(seen, history)}
+    how = params.configuration
+    seen = await (visit.read(task_id) if how.return_immediately else visit.wait(task_id))
+    return {"task": view.show_task(seen, how.history_length)}
 
 
-async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
+async def take_message(visit: Visit, params: requests.Sending) -> tuple[str, str]:
     """Make a task of a message, or give it to the task that has asked; return the task and the receipt of that."""
-    how, sent = requests.take_object(params, "configuration"), requests.read_message(params)
-    config = push.read_sent(visit, how)
-    if sent.task_id is not None:
+    sent, config = params.message, push.check_sent(visit, params.configuration)
+    if sent.task_id:
         visit.permit("answer_input", "get_task")
         if config is not None:      # before the answer, behind which the task may end
             await visit.read(sent.task_id)
@@ -134,7 +129,7 @@ async def take_message(visit: Visit, params: Params) -> tuple[str, str]:
         return await answer(visit, sent, sent.task_id)
     visit.permit("create_task", "get_task")
     context = sent.context_id or make_context(visit)
-    payload = await make_payload(visit, sent, context)
+    payload = await make_payload(visit, params, context)
     made = await visit.perform("create_task", type=visit.agent, payload=payload, result_delivery="inline",
                                idempotency_key=find_key(visit, sent), principal_instance_id=f"{A2A_SESSION}{context}")
     if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
@@ -162,33 +157,33 @@ def make_context(visit: Visit) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{visit.caller.tenant_id} {who.kind} {who.id} {visit.key}"))
 
 
-async def make_payload(visit: Visit, sent: Sent, context: str) -> Any:
+async def make_payload(visit: Visit, params: requests.Sending, context: str) -> Any:
     """Return the payload of a new task: a data part, or words, if the type declares that, else the whole message.
 
     A client makes a new id for a message that it sends again, so under a key the id is not part of the payload.
     """
-    form = (await cards.describe_agent(visit.gate, visit.caller, visit.agent)).form
+    sent, form = params.message, (await cards.describe_agent(visit.gate, visit.caller, visit.agent)).form
     requests.check_modes(sent.parts, cards.list_modes(form, visit.gate.settings.a2a.modes))
     if form == "text":
         return sent.text
     if form == "data":
-        if len(sent.parts) != 1 or "data" not in sent.parts[0]:
+        if len(sent.parts) != 1 or sent.parts[0].data is UNSET:
             raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"{visit.agent} takes one data part, which is as its card "
                            "says", mediaType=requests.JSON_MODE)
-        return sent.parts[0]["data"]
-    more = {"metadata": sent.metadata, "request_metadata": sent.request_metadata,
-            "reference_task_ids": sent.references, "message_id": None if visit.key else sent.message_id}
-    return {"text": sent.text, "parts": sent.parts, "context_id": context,
+        return sent.parts[0].data
+    more = {"metadata": sent.metadata, "request_metadata": params.metadata,
+            "reference_task_ids": sent.reference_task_ids, "message_id": None if visit.key else sent.message_id}
+    return {"text": sent.text, "parts": msgspec.to_builtins(sent.parts), "context_id": context,
             **{name: value for name, value in more.items() if value}}
 
 
 async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
     """Answer the oldest question of a task to its owner, or the one that the metadata of the message names."""
     seen = await visit.read(task_id)
-    if sent.context_id not in (None, seen.context_id):
+    if sent.context_id not in ("", seen.context_id):
         raise A2AError("INVALID_PARAMS", f"task {task_id} belongs to another context", "message.contextId")
     key, action = sent.metadata.get(view.QUESTION_KEY, sent.metadata.get("key")), sent.metadata.get("action", "accept")
-    asked = [question for question in seen.questions if question.key == key] if key is not None else seen.open
+    asked = [question for question in seen.questions if question.key == key] if key is not None else seen.asked
     if not asked:
         raise A2AError("UNSUPPORTED_OPERATION", f"task {task_id} is {seen.state} and has no open question; a message "
                        "without taskId begins another task", taskId=task_id)
@@ -199,9 +194,8 @@ async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
 
 def read_content(question: Any, sent: Sent) -> Any:
     """Return the content of an answer: a data part, or words in the only text member that the schema has."""
-    for part in sent.parts:
-        if "data" in part:
-            return part["data"]
+    if (part := next((part for part in sent.parts if part.data is not UNSET), None)) is not None:
+        return part.data
     if question.state != "open":        # its schema is gone: the same words are the same answer
         first = decode_json(bytes(question.content))
         same = first == sent.text or (isinstance(first, dict) and list(first.values()) == [sent.text])
@@ -218,72 +212,52 @@ def read_content(question: Any, sent: Sent) -> Any:
 # Tasks.
 
 
-async def get_task(visit: Visit, params: Params) -> dict[str, Any]:
+async def get_task(visit: Visit, params: requests.OfTask) -> Members:
     """Show a task."""
-    history = requests.take_integer(params, "historyLength", 0)
-    return view.show_task(await visit.read(requests.require_id(params)), history)
+    return view.show_task(await visit.read(params.id), params.history_length)
 
 
-async def cancel_task(visit: Visit, params: Params) -> dict[str, Any]:
+async def cancel_task(visit: Visit, params: requests.OfTask) -> Members:
     """Cancel a task; what it has asked is discharged with it."""
     visit.permit("cancel_task", "get_task")
-    task_id = requests.require_id(params)
-    seen = await visit.read(task_id)
-    if seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=task_id)).ok:
-        raise A2AError("TASK_NOT_CANCELABLE", f"task {task_id} has ended before", taskId=task_id)
-    return view.show_task(await visit.read(task_id))
+    seen = await visit.read(params.id)
+    if seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=params.id)).ok:
+        raise A2AError("TASK_NOT_CANCELABLE", f"task {params.id} has ended before", taskId=params.id)
+    return view.show_task(await visit.read(params.id))
 
 
-async def list_tasks(visit: Visit, params: Params) -> dict[str, Any]:
-    """List the tasks of this agent that the caller may read, the last change first.
+async def list_tasks(visit: Visit, params: requests.Listing) -> Members:
+    """List the tasks of this agent that the caller may read, the last change first."""
+    behind, wanted = read_page_token(params.page_token), await find_tasks(visit, params)
+    page = [seen for seen in wanted if behind is None or find_place(seen) < behind]
+    more = len(page) > params.page_size
+    shown = [await visit.look(seen.record) for seen in page[:params.page_size]]
+    return {"tasks": [view.show_task(seen, params.history_length, params.include_artifacts) for seen in shown],
+            "nextPageToken": "~".join(find_place(shown[-1])) if more else "", "pageSize": params.page_size,
+            "totalSize": len(wanted)}
+
+
+async def find_tasks(visit: Visit, params: requests.Listing) -> list[Seen]:
+    """Return the tasks that are asked for, the last change first.
 
     The gate lists by creation: of more than MOST_LISTED tasks those are left out that were created first.
     """
-    size = requests.take_integer(params, "pageSize", 1, 100) or 50
-    history = requests.take_integer(params, "historyLength", 0)
-    artifacts = requests.take_flag(params, "includeArtifacts")
-    matches, place = read_filters(params), read_page_token(params)
-    records = await find_records(visit, params)
-    chosen = [seen for seen in [await visit.look(record) for record in records] if matches(seen)]
-    chosen.sort(key=find_place, reverse=True)
-    page = [seen for seen in chosen if place is None or find_place(seen) < place]
-    shown, more = page[:size], len(page) > size
-    return {"tasks": [view.show_task(seen, history, artifacts) for seen in shown],
-            "nextPageToken": "~".join(find_place(shown[-1])) if more else "", "pageSize": size,
-            "totalSize": len(chosen)}
-
-
-async def find_records(visit: Visit, params: Params) -> list[wire.TaskRecord]:
-    """Return the tasks of this agent that the caller may read, the newest first, of the context that is asked for."""
-    context, records = requests.take_text(params, "contextId"), list[wire.TaskRecord]()
-    cursor = dict[str, str]()
+    wanted, cursor = list[Seen](), dict[str, str]()
     for _ in range(MOST_LISTED // TASKS_PER_PAGE):
         reply = await visit.perform("list_tasks", type=visit.agent, limit=TASKS_PER_PAGE, **cursor)
-        records += [record for record in reply.tasks if context in (None, view.read_context(record))]
+        for record in reply.tasks:
+            seen = Seen(record, [])
+            if params.context_id not in ("", seen.context_id) or (
+                    params.status_timestamp_after and record.updated_at < params.status_timestamp_after):
+                continue
+            if record.fence and not seen.is_still:      # only then may it ask
+                seen = await visit.look(record)
+            if params.status in ("TASK_STATE_UNSPECIFIED", f"TASK_STATE_{seen.state}"):
+                wanted.append(seen)
         if reply.next_cursor is None:
             break
         cursor = {"cursor": reply.next_cursor}
-    return records
-
-
-def read_filters(params: Params) -> Callable[[Seen], bool]:
-    """Return what tells whether a task is listed."""
-    state, since = take(params, "status"), take(params, "statusTimestampAfter")
-    if state == "TASK_STATE_UNSPECIFIED":
-        state = None
-    if state is not None and (not isinstance(state, str) or state.removeprefix("TASK_STATE_") not in view.TASK_STATES):
-        raise requests.refuse("status", "the name of a state, such as TASK_STATE_WORKING")
-    try:
-        after = None if since is None else datetime.fromisoformat(since)
-        if after is not None and after.tzinfo is None:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise requests.refuse("statusTimestampAfter", "a time with its zone, such as 2026-11-27T09:00:00Z") from None
-
-    def matches(seen: Seen) -> bool:
-        return (state is None or state == f"TASK_STATE_{seen.state}") and (
-            after is None or seen.record.updated_at >= after)
-    return matches
+    return sorted(wanted, key=find_place, reverse=True)
 
 
 def find_place(seen: Seen) -> tuple[str, str]:
@@ -291,20 +265,15 @@ def find_place(seen: Seen) -> tuple[str, str]:
     return seen.record.updated_at.isoformat(timespec="microseconds"), seen.record.task_id
 
 
-def read_page_token(params: Params) -> tuple[str, str] | None:
+def read_page_token(token: str) -> tuple[str, str] | None:
     """Return the place behind which a page begins."""
-    if not (token := requests.take_text(params, "pageToken")):
-        return None
     moment, tilde, task_id = token.partition("~")
-    if not (moment and tilde and task_id):
-        raise requests.refuse("pageToken", "the nextPageToken of the page before")
-    return moment, task_id
+    if token and not (moment and tilde and task_id):
+        raise A2AError("INVALID_PARAMS", "pageToken must be the nextPageToken of the page before", "pageToken")
+    return (moment, task_id) if token else None
 
 
-# The card for those who are known.
-
-
-async def get_card(visit: Visit, params: Params) -> Any:
+async def get_card(visit: Visit, params: requests.Anything) -> Any:
     """Show the card, also where it is not public."""
     assert visit.card is not None
     return await visit.card(visit.caller)

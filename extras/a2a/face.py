@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.extras.a2a import calls, cards, push, streams, v03
-from asyncgate.extras.a2a.calls import Params, Visit
+from asyncgate.extras.a2a import calls, cards, push, requests, streams, v03
+from asyncgate.extras.a2a.calls import Visit
 from asyncgate.extras.a2a.refusals import TOLD_BY_STATUS, A2AError, translate
 from asyncgate.parts.faces import http
 from asyncgate.parts.faces.front import JSON_TYPE
@@ -41,29 +41,34 @@ NAME, CONFIGS = r"(?P<id>[^/]+)", r"tasks/(?P<taskId>[^/]+)/pushNotificationConf
 
 
 class Method(Struct, frozen=True):
-    """A method of both bindings, the operation that counts as its call, and its paths below the agent and a tenant."""
+    """A method of both bindings, what it is asked, the operation that counts as its call, and its path."""
 
-    run: Callable[[Visit, Params], Awaitable[Any]]
+    run: Callable[[Visit, Any], Awaitable[Any]]
+    params: type[Struct]
     operation: str
-    paths: tuple[tuple[str, str], ...]
+    path: str       # below the agent and a tenant, behind its verb
 
 
 # Those whose path has a verb stand before those that a verb would fit.
 METHODS = {
-    "SendMessage": Method(calls.send_message, "create_task", (("POST", "message:send"),)),
-    "SendStreamingMessage": Method(streams.stream_message, "create_task", (("POST", "message:stream"),)),
-    "CancelTask": Method(calls.cancel_task, "cancel_task", (("POST", f"tasks/{NAME}:cancel"),)),
-    "SubscribeToTask": Method(streams.subscribe, "get_task", (("POST", f"tasks/{NAME}:subscribe"),
-                                                              ("GET", f"tasks/{NAME}:subscribe"))),
-    "ListTasks": Method(calls.list_tasks, "list_tasks", (("GET", "tasks"),)),
-    "GetTask": Method(calls.get_task, "get_task", (("GET", f"tasks/{NAME}"),)),
-    "CreateTaskPushNotificationConfig": Method(push.create_config, "create_task_webhook", (("POST", CONFIGS),)),
-    "ListTaskPushNotificationConfigs": Method(push.list_configs, "list_task_webhooks", (("GET", CONFIGS),)),
-    "GetTaskPushNotificationConfig": Method(push.get_config, "list_task_webhooks", (("GET", f"{CONFIGS}/{NAME}"),)),
-    "DeleteTaskPushNotificationConfig": Method(push.delete_config, "remove_task_webhook",
-                                               (("DELETE", f"{CONFIGS}/{NAME}"),)),
-    "GetExtendedAgentCard": Method(calls.get_card, "get_task", (("GET", "extendedAgentCard"),))}
-PATHS = [(verb, re.compile(path), method) for method in METHODS.values() for verb, path in method.paths]
+    "SendMessage": Method(calls.send_message, requests.Sending, "create_task", "POST message:send"),
+    "SendStreamingMessage": Method(streams.stream_message, requests.Sending, "create_task",
+                                   "POST message:stream"),
+    "CancelTask": Method(calls.cancel_task, requests.OfTask, "cancel_task", f"POST tasks/{NAME}:cancel"),
+    "SubscribeToTask": Method(streams.subscribe, requests.OfTask, "get_task",
+                              f"(?:GET|POST) tasks/{NAME}:subscribe"),
+    "ListTasks": Method(calls.list_tasks, requests.Listing, "list_tasks", "GET tasks"),
+    "GetTask": Method(calls.get_task, requests.OfTask, "get_task", f"GET tasks/{NAME}"),
+    "CreateTaskPushNotificationConfig": Method(push.create_config, requests.Config, "create_task_webhook",
+                                               f"POST {CONFIGS}"),
+    "ListTaskPushNotificationConfigs": Method(push.list_configs, requests.OfConfigs, "list_task_webhooks",
+                                              f"GET {CONFIGS}"),
+    "GetTaskPushNotificationConfig": Method(push.get_config, requests.OfConfig, "list_task_webhooks",
+                                            f"GET {CONFIGS}/{NAME}"),
+    "DeleteTaskPushNotificationConfig": Method(push.delete_config, requests.OfConfig, "remove_task_webhook",
+                                               f"DELETE {CONFIGS}/{NAME}"),
+    "GetExtendedAgentCard": Method(calls.get_card, requests.Anything, "get_task", "GET extendedAgentCard")}
+PATHS = [(re.compile(method.path), method) for method in METHODS.values()]
 
 
 class Face:
@@ -79,10 +84,15 @@ class Face:
         agent, rest = places.get("agent", self.gate.settings.a2a.root), places.get("rest", CARD)
         if rest in (CARD, OLD_CARD):
             return await self._send_card(scope, send, agent, is_old=rest == OLD_CARD)
-        if rest == "rpc":
-            return await AgentCall(self, scope, receive, agent, is_rpc=True).answer(send)
-        binding, _, path = rest.partition("/")
-        await AgentCall(self, scope, receive, agent, path=path if binding == "v1" else None).answer(send)
+        call = AgentCall(self, scope, receive, agent, rest)
+        if (tracing := self.gate.tracing) is None:
+            await call.answer(send)
+            return
+        route = "/a2a/{agent}/rpc" if call.is_rpc else "/a2a/{agent}/v1"
+        with tracing.serve_http(scope["method"], route, find_trace(scope["headers"])) as span:
+            cause = await call.answer(send)
+            tracing.note_served(span, call.name, None, None)
+            tracing.note_status(span, cause, 200)
 
     async def _send_card(self, scope: connection.Scope, send: connection.Send, agent: str, is_old: bool) -> None:
         try:
@@ -96,7 +106,7 @@ class Face:
             card = await self.make_card(scope, agent, own)
             body = encode_json(v03.show_card(card) if is_old else card)
         except (A2AError, errors.GateError) as refusal:
-            return await self.refuse(scope, send, refusal, None)
+            return await self.refuse(scope, send, translate(refusal))
         tag = b'"%s"' % sha256(body).hexdigest()[:32].encode()
         kept = b"public" if self.gate.settings.a2a.public_card else b"private"
         if self.tags.get((agent, is_old), (b"", b""))[0] != tag:
@@ -116,123 +126,99 @@ class Face:
         """Return the card of an agent, with absolute addresses, and what the caller's tenant declares of its type."""
         host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost").decode("latin-1")
         base = self.gate.settings.public_url.rstrip("/") or f"{scope['scheme']}://{host}{scope.get('root_path', '')}"
-        address = f"{base}/a2a/{quote(agent, safe='')}"
         about = await cards.describe_agent(self.gate, caller, agent)
-        return cards.make_card(agent, address, about, self.gate.settings.a2a.modes, push.can_push(self.gate))
+        return cards.make_card(agent, f"{base}/a2a/{quote(agent, safe='')}", about, self.gate.settings.a2a.modes,
+                               push.can_push(self.gate))
 
-    async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError | errors.GateError,
-                     id: Any, is_rpc: bool = False) -> None:
+    async def refuse(self, scope: connection.Scope, send: connection.Send, no: A2AError,
+                     id: str | int | None = None, is_rpc: bool = False) -> None:
         """Answer with a refusal."""
-        no = translate(refusal) if isinstance(refusal, errors.GateError) else refusal
-        more = list[tuple[bytes, bytes]]()
-        if no.cause is not None:
-            more = list(self.gate.describe_refusal(scope, no.cause))
-        if is_rpc:
-            status = no.kind.status if no.kind.status in TOLD_BY_STATUS else 200
-            body = encode_json({"jsonrpc": "2.0", "id": id, "error": no.to_rpc()})
-        else:
-            status, body = no.kind.status, encode_json(no.to_http())
+        more = list(self.gate.describe_refusal(scope, no.cause)) if no.cause is not None else []
+        status = no.kind.status if not is_rpc or no.kind.status in TOLD_BY_STATUS else 200
+        body = encode_json({"jsonrpc": "2.0", "id": id, "error": no.to_rpc()} if is_rpc else no.to_http())
         await self.gate.send(send, scope, status, body, more, JSON_TYPE)
 
 
 class AgentCall:
     """One call over one of the bindings."""
 
-    def __init__(self, face: Face, scope: connection.Scope, receive: connection.Receive, agent: str, *,
-                 is_rpc: bool = False, path: str | None = None) -> None:
+    def __init__(self, face: Face, scope: connection.Scope, receive: connection.Receive, agent: str, rest: str) -> None:
         self.face, self.gate, self.scope, self.receive, self.agent = face, face.gate, scope, receive, agent
-        self.is_rpc, self.path, self.name, self.is_old = is_rpc, path, "other", False
+        binding, _, self.path = rest.partition("/")     # the slash behind /rpc is what some clients append
+        self.is_rpc, self.is_http, self.name = binding == "rpc" and not self.path, binding == "v1", "other"
         self.id: str | int | None = None        # of the request, in JSON-RPC
+        self.is_old = False
 
-    async def answer(self, send: connection.Send) -> None:
-        """Answer the request, in a span of its own."""
-        if (tracing := self.gate.tracing) is None:
-            await self._answer(send)
-            return
-        verb, route = self.scope["method"], "/a2a/{agent}/rpc" if self.is_rpc else "/a2a/{agent}/v1"
-        with tracing.serve_http(verb, route, find_trace(self.scope["headers"])) as span:
-            cause = await self._answer(send)
-            tracing.note_served(span, self.name, None, None)
-            tracing.note_status(span, cause, 200)
-
-    async def _answer(self, send: connection.Send) -> errors.GateError | None:
+    async def answer(self, send: connection.Send) -> errors.GateError | None:
         """Answer the request; return the refusal of the gate."""
-        begun, refusal, first = perf_counter(), None, None
+        begun, first, no = perf_counter(), None, None
         try:
             reply = await self._perform()
             if isinstance(reply, AsyncIterator):        # what refuses a stream is an ordinary answer
                 first = await anext(reply)
         except (A2AError, errors.GateError) as refused:
-            refusal = translate(refused) if isinstance(refused, errors.GateError) else refused.with_traceback(None)
+            no = translate(refused)
         except asyncio.CancelledError:
             return None     # the client has disconnected, which ends nothing
         except Exception as bug:
-            refusal = translate(errors.log_fault(self.scope["path"], bug))
-        cause = refusal.cause if refusal is not None else None
+            no = translate(errors.log_fault(self.scope["path"], bug))
+        cause = no.cause if no is not None else None
         if cause is not None:
             self.gate.guard.refused(self.scope, cause, None)
         if self.gate.meter is not None:
             self.gate.meter.note_call("a2a", self.name, begun, None, cause)
-        if refusal is not None:
-            await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc)
-            return cause
-        if isinstance(reply, AsyncIterator):
+        if no is not None:
+            await self.face.refuse(self.scope, send, no, self.id, self.is_rpc)
+        elif isinstance(reply, AsyncIterator):
             with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
                 await http.run_while_connected(self._send_events(first, reply, send), self.receive)
-            return None
-        body = encode_json(self._frame(reply))
-        await self.gate.send(send, self.scope, 200, body, (), JSON_TYPE if self.is_rpc else A2A_TYPE)
-        return None
+        else:
+            type = JSON_TYPE if self.is_rpc else A2A_TYPE
+            await self.gate.send(send, self.scope, 200, self._frame(reply), (), type)
+        return cause
 
-    def _frame(self, reply: Any) -> Any:
+    def _frame(self, reply: Any) -> bytes:
         shown = v03.show_result(reply) if self.is_old else reply
-        return {"jsonrpc": "2.0", "id": self.id, "result": shown} if self.is_rpc else shown
+        return encode_json({"jsonrpc": "2.0", "id": self.id, "result": shown} if self.is_rpc else shown)
 
     async def _send_events(self, first: Any, events: AsyncIterator[Any], send: connection.Send) -> None:
         """Send events until there are no more; a comment keeps a quiet stream open."""
+        async def put(line: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": line, "more_body": more})     # JSON has no line ends
         headers = [*STREAM_HEADERS, *self.gate.safety(self.scope, {name for name, _ in STREAM_HEADERS})]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send_event(send, self._frame(first))
+        await put(b"data: %b\n\n" % self._frame(first))
         try:
             async for event in events:
-                if event is None:
-                    await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
-                else:
-                    await self._send_event(send, self._frame(event))
+                await put(b":\n\n" if event is None else b"data: %b\n\n" % self._frame(event))
         except (A2AError, errors.GateError) as refused:
-            no = translate(refused) if isinstance(refused, errors.GateError) else refused
+            no = translate(refused)
             error = {"jsonrpc": "2.0", "id": self.id, "error": no.to_rpc()} if self.is_rpc else no.to_http()
-            await self._send_event(send, error)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _send_event(self, send: connection.Send, event: Any) -> None:
-        """Send one event; JSON of the gate has no line ends."""
-        await send({"type": "http.response.body", "body": b"data: %b\n\n" % encode_json(event), "more_body": True})
+            await put(b"data: %b\n\n" % encode_json(error))
+        await put(b"", more=False)
 
     async def _perform(self) -> Any:
         """Let in, read and carry out a call: who asks is judged first, then the size, and the content last."""
         self.face.require_agent(self.agent)
         caller = await self.gate.guard.resolve(self.scope)
-        method, params = await (self._read_rpc() if self.is_rpc else self._read_http())
+        query = http.read_query(self.scope["query_string"])
+        self._check_version(query)
+        method, asked = await (self._read_rpc() if self.is_rpc else self._read_http(query))
         if (op := self.gate.operations.get(method.operation)) is None:
             raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", push.NO_PUSH)
         self.name = op.name
         await self.gate.guard.meter(self.scope, caller, op)
         self.gate.engine.permit(op, caller)
-        self._check_tenants(caller, params)
+        for tenant in (*http.read_claimed_tenants(query, self.scope["headers"]), asked.get("tenant")):
+            if tenant:
+                self.gate.engine.check_tenant(caller, str(tenant))
         if op.takes.creates:
             trace = find_trace(self.scope["headers"]) or (self.gate.tracing and self.gate.tracing.current())
             caller = replace(caller, trace=trace) if trace else caller
         visit = Visit(self.gate, self.agent, caller, self._read_key(),
                       lambda caller: self.face.make_card(self.scope, self.agent, caller), self.is_old)
+        params = requests.read(method.params, asked)
         return await http.run_while_connected(method.run(visit, params), self.receive)
-
-    def _check_tenants(self, caller: Caller, params: Params) -> None:
-        query = http.read_query(self.scope["query_string"])
-        named = http.read_claimed_tenants(query, self.scope["headers"])
-        for tenant in [*named, params.get("tenant")]:
-            if tenant:
-                self.gate.engine.check_tenant(caller, str(tenant))
 
     def _read_key(self) -> str | None:
         keys = {value.strip().decode("latin-1") for name, value in self.scope["headers"] if name == b"idempotency-key"}
@@ -240,54 +226,43 @@ class AgentCall:
             raise A2AError("INVALID_REQUEST", "Idempotency-Key must be one text of 1 to 1000 characters")
         return next(iter(keys), None)
 
-    def _check_version(self) -> None:
+    def _check_version(self, query: dict[str, str]) -> None:
         """Refuse another version of the protocol; without one the name of the method tells it."""
         named = next((value.decode("latin-1") for name, value in self.scope["headers"] if name == VERSION), None)
-        named = named or http.read_query(self.scope["query_string"]).get("A2A-Version")
-        spoken = (NEW, OLD) if self.is_rpc else (NEW,)
+        named, spoken = named or query.get("A2A-Version"), (NEW, OLD) if self.is_rpc else (NEW,)
         if named and ".".join(named.strip().split(".")[:2]) not in spoken:
             raise A2AError("VERSION_NOT_SUPPORTED", f"this binding speaks A2A {', '.join(spoken)}, not {named[:20]}",
                            supported=", ".join(spoken))
 
-    async def _read_rpc(self) -> tuple[Method, Params]:
+    async def _read_rpc(self) -> tuple[Method, dict[str, Any]]:
         if self.scope["method"] != "POST":
             raise errors.MethodNotAllowed("JSON-RPC is called with POST", allow=["POST"])
         request = await self._read_body()
         if not isinstance(request, dict) or request.get("jsonrpc") != "2.0" or not isinstance(
                 name := request.get("method"), str):
             raise A2AError("INVALID_REQUEST", "the body must be one JSON-RPC 2.0 request")
-        id = request.get("id")
-        if isinstance(id, bool) or not isinstance(id, str | int | None):
+        if isinstance(id := request.get("id"), bool) or not isinstance(id, str | int | None):
             raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
-        self.id = id
-        self._check_version()
-        self.is_old, params = name in v03.OLD_NAMES, request.get("params", {})
-        if self.is_old:
-            params = v03.read_params(params, is_push="pushNotification" in name)
-            name = v03.OLD_NAMES[name]
-        if (method := METHODS.get(name)) is None:
+        self.id, self.is_old = id, name in v03.OLD_NAMES
+        if (method := METHODS.get(v03.OLD_NAMES.get(name, name))) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
-        if not isinstance(params, dict):
+        if not isinstance(params := request.get("params", {}), dict):
             raise A2AError("INVALID_PARAMS", "params must be an object", "params")
-        return method, params
+        return method, v03.read_params(params, is_push="pushNotification" in name) if self.is_old else params
 
-    async def _read_http(self) -> tuple[Method, Params]:
-        self._check_version()
+    async def _read_http(self, query: dict[str, str]) -> tuple[Method, dict[str, Any]]:
         method, places = self._find_method()
-        query: dict[str, Any] = dict(http.read_query(self.scope["query_string"]))
-        if self.scope["method"] == "POST":
-            body = await self._read_body(empty={})
-            if not isinstance(body, dict):
-                raise A2AError("INVALID_PARAMS", "the body must be an object", "body")
-            query = {**query, **body}
-        return method, {**query, **places}
+        body = await self._read_body(empty={}) if self.scope["method"] == "POST" else {}
+        if not isinstance(body, dict):
+            raise A2AError("INVALID_PARAMS", "the body must be an object", "body")
+        return method, {**query, **body, **places}
 
     def _find_method(self) -> tuple[Method, dict[str, str]]:
         """Return the method of a path; a tenant may stand before it."""
-        tenant, _, behind = (self.path or "").partition("/")
-        for verb, pattern, method in PATHS:
-            for path, more in ((self.path or "", {}), (behind, {"tenant": tenant})):
-                if verb == self.scope["method"] and (fit := pattern.fullmatch(path)):
+        tenant, _, behind = self.path.partition("/")
+        for pattern, method in PATHS if self.is_http else ():
+            for path, more in ((self.path, {}), (behind, {"tenant": tenant})):
+                if fit := pattern.fullmatch(f"{self.scope['method']} {path}"):
                     return method, {**more, **fit.groupdict()}
         raise A2AError("METHOD_NOT_FOUND", f"A2A has no {self.scope['method']} {self.scope['path'][:200]}")
 

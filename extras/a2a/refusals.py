@@ -71,11 +71,13 @@ class A2AError(Exception):
                           "details": self.describe()}}
 
 
-def translate(refusal: errors.GateError, task_id: str | None = None, field: str = "message") -> A2AError:
-    """Return a refusal of the gate as A2A says it.
+def translate(refusal: errors.GateError | A2AError, task_id: str | None = None, field: str = "message") -> A2AError:
+    """Return a refusal as A2A says it.
 
     About a task, a caller without rights to it learns what one learns of a task that does not exist.
     """
+    if isinstance(refusal, A2AError):
+        return refusal.with_traceback(None)
     if task_id is not None and refusal.status in (403, 404) and refusal.code not in BY_CODE:
         translated = no_task(task_id)
     else:

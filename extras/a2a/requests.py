@@ -1,148 +1,209 @@
-"""Read what A2A asks: ProtoJSON, of which a reader takes camelCase and snake_case."""
+"""What A2A asks and says: ProtoJSON, of which a reader takes camelCase and snake_case; unknown members are ignored."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from asyncgate.extras.a2a.refusals import A2AError
 from asyncgate.parts.model.naming import A2A_SESSION
 
-HELD = ("text", "raw", "url", "data")       # of which a part has exactly one
-LONGEST_ID = 200
+LONGEST_ID, LONGEST_URL, LONGEST_SECRET = 200, 2000, 3900
 LONGEST_CONTEXT = LONGEST_ID - len(A2A_SESSION)      # it is a part of the session
-MOST_INTEGER = 2**31 - 1
 TEXT_MODE, JSON_MODE, BYTES_MODE = "text/plain", "application/json", "application/octet-stream"
-Part = dict[str, Any]
-to_snake = re.compile(r"([A-Z])").sub
+OPAQUE = frozenset({"data", "metadata"})        # whose members are not of the protocol
+MISSING_MEMBER = re.compile(r"missing required field `(\w+)`")
+
+Members = dict[str, Any]
+Kind = TypeVar("Kind", bound=Struct)
+ShortText = Annotated[str, Meta(max_length=LONGEST_ID)]
+GivenId = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
+Secret = Annotated[str, Meta(max_length=LONGEST_SECRET)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+State = Literal["TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "TASK_STATE_INPUT_REQUIRED",
+                "TASK_STATE_AUTH_REQUIRED", "TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED",
+                "TASK_STATE_REJECTED"]
 
 
-class Sent(Struct):
+class Part(Struct, rename="camel", omit_defaults=True):
+    """One part of a message or an artifact."""
+
+    text: str | UnsetType = UNSET
+    raw: str | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+    data: Any = UNSET
+    media_type: ShortText | UnsetType = UNSET
+    filename: ShortText | UnsetType = UNSET
+    metadata: Members | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if sum(held is not UNSET for held in (self.text, self.raw, self.url, self.data)) != 1:
+            raise ValueError("Expected exactly one of text, raw, url and data")
+
+    @property
+    def mode(self) -> str:
+        """Return the media type."""
+        return self.media_type or (TEXT_MODE if self.text is not UNSET else JSON_MODE if self.data is not UNSET
+                                   else BYTES_MODE)
+
+
+class WholePart(Part, forbid_unknown_fields=True):
+    """A part that has nothing else."""
+
+
+Parts = Annotated[list[Part], Meta(min_length=1)]
+
+
+class Artifact(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """An artifact that a worker has made itself."""
+
+    parts: Parts
+    artifact_id: str = ""
+    name: str = ""
+    description: str = ""
+    metadata: Members = {}
+
+
+class Chunk(Struct, rename="camel", forbid_unknown_fields=True):
+    """A chunk of output that is a message (`job.message`), or belongs to an artifact (`job.artifact`)."""
+
+    parts: Parts
+    role: Literal["ROLE_AGENT"] | UnsetType = UNSET
+    artifact_id: str | UnsetType = UNSET
+    append: bool | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if (self.role is UNSET) == (self.artifact_id is UNSET) or (self.artifact_id is UNSET) != (self.append is UNSET):
+            raise ValueError("Expected a role, or an artifact")
+
+
+class Sent(Struct, rename="camel"):
     """A message of a client."""
 
-    message_id: str
-    parts: list[Part]
-    context_id: str | None
-    task_id: str | None
-    metadata: dict[str, Any]
-    references: list[Any]
-    request_metadata: dict[str, Any]
+    message_id: GivenId
+    role: Literal["ROLE_USER", 1]
+    parts: Parts
+    context_id: Annotated[str, Meta(max_length=LONGEST_CONTEXT)] = ""
+    task_id: ShortText = ""
+    metadata: Members = {}
+    reference_task_ids: list[Any] = []
 
     @property
     def text(self) -> str:
         """Return the words of the message."""
-        return "\n".join(part["text"] for part in self.parts if "text" in part)
+        return "\n".join(part.text for part in self.parts if part.text is not UNSET)
 
 
-def take(members: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return a member under either of its two names; null is absence."""
-    value = members.get(name)
-    if value is None:
-        value = members.get(to_snake(r"_\1", name).lower())
-    return default if value is None else value
+class Authentication(Struct, frozen=True):
+    """What a receiver of notifications wants to see."""
+
+    scheme: ShortText = "Bearer"
+    credentials: Secret = ""
 
 
-def take_object(members: Mapping[str, Any], name: str, place: str = "") -> dict[str, Any]:
-    """Return a member that is an object; absent, it is empty."""
-    value = take(members, name, {})
+class Config(Struct, rename="camel"):
+    """Where notifications of a task are posted."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=LONGEST_URL)]
+    task_id: ShortText = ""
+    id: ShortText = ""
+    token: Secret = ""
+    authentication: Authentication = Authentication()
+
+
+class How(Struct, rename="camel", frozen=True):
+    """How a message is taken."""
+
+    history_length: Count | None = None
+    return_immediately: bool = False
+    task_push_notification_config: Config | None = None
+
+
+class Sending(Struct, rename="camel"):
+    """SendMessage and SendStreamingMessage."""
+
+    message: Sent
+    configuration: How = How()
+    metadata: Members = {}
+
+
+class OfTask(Struct, rename="camel"):
+    """GetTask, CancelTask and SubscribeToTask."""
+
+    id: GivenId
+    history_length: Count | None = None
+
+
+class Listing(Struct, rename="camel"):
+    """ListTasks."""
+
+    context_id: ShortText = ""
+    status: State = "TASK_STATE_UNSPECIFIED"
+    status_timestamp_after: Annotated[datetime, Meta(tz=True)] | None = None
+    page_size: Annotated[int, Meta(ge=1, le=100)] = 50
+    page_token: ShortText = ""
+    history_length: Count | None = None
+    include_artifacts: bool = False
+
+
+class OfConfigs(Struct, rename="camel"):
+    """ListTaskPushNotificationConfigs."""
+
+    task_id: GivenId
+
+
+class OfConfig(OfConfigs):
+    """GetTaskPushNotificationConfig and DeleteTaskPushNotificationConfig."""
+
+    id: GivenId
+
+
+class Anything(Struct):
+    """GetExtendedAgentCard."""
+
+
+def read(kind: type[Kind], value: Any) -> Kind:
+    """Read what a method is asked, of which a query has all as text; raises A2AError."""
+    try:
+        return msgspec.convert(to_camel(value), kind, strict=False)
+    except msgspec.ValidationError as wrong:
+        rule, _, at = str(wrong).partition(" - at `$")
+        missing = MISSING_MEMBER.search(rule)
+        place = ".".join(filter(None, (at.strip(".`"), missing and missing[1]))) or "params"
+        raise A2AError("INVALID_PARAMS", f"{place}: {rule}", place) from None
+
+
+def to_camel(value: Any) -> Any:
+    """Return a value with its members in camelCase; null is absence."""
+    if isinstance(value, list):
+        return [to_camel(item) for item in value]
     if not isinstance(value, dict):
-        raise refuse(f"{place}{name}", "an object")
-    return value
+        return value
+    return {re.sub(r"_([a-z])", lambda letter: letter[1].upper(), name): inner if name in OPAQUE else to_camel(inner)
+            for name, inner in value.items() if inner is not None or name == "data"}
 
 
-def take_text(members: Mapping[str, Any], name: str, place: str = "", longest: int = LONGEST_ID) -> str | None:
-    """Return a member that is a text; an empty one is absent, as ProtoJSON has it."""
-    value = take(members, name, "")
-    if not isinstance(value, str) or len(value) > longest:
-        raise refuse(f"{place}{name}", f"a text of {longest} characters at most")
-    return value or None
-
-
-def take_integer(members: Mapping[str, Any], name: str, least: int, most: int = MOST_INTEGER) -> int | None:
-    """Return a member that is an integer; in a query it is a text."""
-    if (value := take(members, name)) is None:
+def fit(value: Any, kind: type[Kind]) -> Kind | None:
+    """Return a value as one of a kind, None if it is not one."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
         return None
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,10}", value):
-        value = int(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise refuse(name, f"an integer from {least} to {most}")
-    return value
 
 
-def take_flag(members: Mapping[str, Any], name: str) -> bool:
-    """Return a member that is true or false; in a query it is a text."""
-    value = take(members, name, False)
-    if value in ("true", "false"):
-        return bool(value == "true")
-    if not isinstance(value, bool):
-        raise refuse(name, "true or false")
-    return value
-
-
-def refuse(field: str, rule: str) -> A2AError:
-    """Return the refusal of a member that is not as it must be."""
-    return A2AError("INVALID_PARAMS", f"{field} must be {rule}", field)
-
-
-def require_id(params: Mapping[str, Any], name: str = "id") -> str:
-    """Return the id of a task."""
-    if (task_id := take_text(params, name)) is None:
-        raise refuse(name, "the id of a task")
-    return task_id
-
-
-def read_message(params: Mapping[str, Any]) -> Sent:
-    """Read the message of a client; raises A2AError."""
-    message = take_object(params, "message")
-    message_id, parts = take_text(message, "messageId", "message."), take(message, "parts")
-    if message_id is None:
-        raise refuse("message.messageId", "an id, which the sender makes")
-    if message.get("role") not in ("ROLE_USER", 1):
-        raise refuse("message.role", "ROLE_USER")
-    if not isinstance(parts, list) or not parts:
-        raise refuse("message.parts", "a list of one part or more")
-    references = take(message, "referenceTaskIds", [])
-    if not isinstance(references, list):
-        raise refuse("message.referenceTaskIds", "a list of ids")
-    return Sent(message_id, [read_part(part, f"message.parts[{at}]") for at, part in enumerate(parts)],
-                take_text(message, "contextId", "message.", LONGEST_CONTEXT), take_text(message, "taskId", "message."),
-                take_object(message, "metadata", "message."), references, take_object(params, "metadata"))
-
-
-def read_part(part: Any, place: str) -> Part:
-    """Read one part, with its members in camelCase."""
-    if not is_part(part):
-        raise refuse(place, "an object with exactly one of text, raw, url (a text each) and data")
-    held = next(name for name in HELD if name in part)
-    kept: Part = {held: part[held]}
-    for name in ("mediaType", "filename"):
-        if (text := take_text(part, name, f"{place}.")) is not None:
-            kept[name] = text
-    if metadata := take_object(part, "metadata", f"{place}."):
-        kept["metadata"] = metadata
-    return kept
-
-
-def is_part(part: Any) -> bool:
+def is_part(value: Any) -> bool:
     """Whether a value is a part."""
-    if not isinstance(part, dict) or sum(name in part for name in HELD) != 1:
-        return False
-    return "data" in part or all(isinstance(part[name], str) for name in HELD if name in part)
-
-
-def find_mode(part: Part) -> str:
-    """Return the media type of a part."""
-    return part.get("mediaType") or (TEXT_MODE if "text" in part else JSON_MODE if "data" in part else BYTES_MODE)
+    return fit(value, Part) is not None
 
 
 def check_modes(parts: list[Part], modes: Collection[str]) -> None:
     """Refuse a part of another media type than an agent takes."""
     for part in parts:
-        if (mode := find_mode(part).partition(";")[0].strip().lower()) not in modes:
+        if (mode := part.mode.partition(";")[0].strip().lower()) not in modes:
             raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"this agent takes {', '.join(sorted(modes))}, not {mode}",
                            mediaType=mode)

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncgate import speaker
 from asyncgate.extras.a2a import calls, requests, view
-from asyncgate.extras.a2a.calls import Params, Visit
+from asyncgate.extras.a2a.calls import Visit
 from asyncgate.extras.a2a.refusals import A2AError
 from asyncgate.parts.faces.stream import CHECK_SECONDS
 from asyncgate.parts.model import wire
@@ -27,12 +27,12 @@ PAGE_EVENTS, EVERYTHING = 200, 2**31
 class TaskStream:
     """Where one stream stands."""
 
+    seen: view.Seen
+
     def __init__(self, visit: Visit, task_id: str, since: str | None = None) -> None:
         self.visit, self.task_id, self.since = visit, task_id, since     # `since`: the receipt of a message
         self.cursor: dict[str, str] = {}
-        self.waiting: list[wire.ReceiptRecord] = []         # receipts behind `since`, not told yet
         self.open: dict[str, wire.ReceiptRecord] = {}       # what the client is asked
-        self.seen: view.Seen | None = None
         self.fence, self.chunks = 0, list[Any]()        # of the lease that is told of; what waits to be told
         self.offset, self.begun = 0, set[str]()      # artifacts of the output that are told of
 
@@ -44,10 +44,10 @@ class TaskStream:
               engine.readers.take_seat(caller.tenant_id, Wants(output_of=self.task_id)) as output):
             seat.begin_look()
             output.begin_look()
-            task, over = await self._begin()
+            task, receipts, over = await self._begin()
             yield {"task": task}
             while not over and engine.longest_wait >= engine.settings.max_wait_seconds:     # else the gate stops
-                receipts = [*self.waiting, *await self._read_receipts()]
+                receipts += await self._read_receipts()
                 await self._read_output()       # behind them: what a lease has given is there when its end is
                 for receipt in receipts:
                     for event in self._tell_output():
@@ -59,7 +59,7 @@ class TaskStream:
                         return
                 for event in self._tell_output():
                     yield event
-                self.waiting = []
+                receipts = []
                 await self._wait(seat, output, clock() + CHECK_SECONDS)
                 seat.begin_look()
                 output.begin_look()
@@ -77,41 +77,37 @@ class TaskStream:
 
     async def _read_output(self) -> None:
         """Read the output that has come."""
-        if "read_output" in self.visit.gate.operations:
-            fresh = await self.visit.read_chunks(self.task_id, EVERYTHING, self.offset)
-            self.chunks += fresh
-            self.offset = fresh[-1].offset if fresh else self.offset
+        fresh = await self.visit.read_chunks(self.task_id, EVERYTHING, self.offset)
+        self.chunks += fresh
+        self.offset = fresh[-1].offset if fresh else self.offset
 
     def _tell_output(self) -> list[Event]:
         """Return the events of chunks of the leases that were told of; one of a later lease waits for its receipt."""
         events = list[Event]()
         while self.chunks and self.chunks[0].fence <= self.fence:
             chunk = self.chunks.pop(0)
-            value = decode_json(bytes(chunk.chunk))
-            if view.is_message(value):
-                assert self.seen is not None
-                events.append(self._tell("statusUpdate", status={
-                    "state": "TASK_STATE_WORKING", "timestamp": view.to_moment(chunk.at),
-                    "message": view.show_message(self.seen, chunk)}))
+            if (spoken := view.show_spoken(self.seen, chunk)) is not None:
+                events.append(self._tell("statusUpdate", status=view.make_status("WORKING", chunk.at, spoken)))
                 continue
             [artifact] = view.show_outputs([chunk])
-            is_more = view.appends(value) and artifact["artifactId"] in self.begun
-            events.append(self._tell("artifactUpdate", artifact=artifact, append=is_more))
-            self.begun.add(artifact["artifactId"])
+            id, _, append = view.read_chunk(decode_json(bytes(chunk.chunk)))
+            events.append(self._tell("artifactUpdate", artifact=artifact, append=append and id in self.begun))
+            self.begun.add(id)
         return events
 
-    async def _begin(self) -> tuple[Event, bool]:
-        """Return the task as it was behind the message, and whether that is all that there is to tell.
+    async def _begin(self) -> tuple[Event, list[wire.ReceiptRecord], bool]:
+        """Return the task as it was behind the message, the receipts behind that, and whether that is all to tell.
 
         Without a message it is the task behind the last receipt that was read, so that nothing is lost in between.
         """
-        past = list[wire.ReceiptRecord]()
-        while (receipts := await self._read_receipts()) or self.seen is None:
-            past += receipts
+        past, later, is_behind = await self._read_receipts(), list[wire.ReceiptRecord](), True
+        while is_behind:
             self.seen = await self.visit.read(self.task_id)
+            past += (receipts := await self._read_receipts())
+            is_behind = bool(receipts)
         await self._read_output()
         if (at := next((n for n, receipt in enumerate(past) if receipt.receipt_id == self.since), None)) is not None:
-            past, self.waiting = past[:at + 1], past[at + 1:]
+            past, later = past[:at + 1], past[at + 1:]
         for receipt in past:
             self._note(receipt)
         told = [chunk for chunk in self.chunks if at is None or chunk.fence <= self.fence]
@@ -119,10 +115,10 @@ class TaskStream:
         self.begun = {artifact["artifactId"] for artifact in outputs}
         task = view.show_task(self.seen)
         if at is None:
-            return task, self.seen.state in view.ENDED_STATES
+            return task, later, self.seen.state in view.ENDED_STATES
         task["artifacts"] = outputs
-        task["status"] = view.make_status(self.seen, past[-1], self.open.values())
-        return task, task["status"]["state"].removeprefix("TASK_STATE_") in view.ASKS
+        task["status"] = view.follow_status(self.seen, past[-1], self.open.values())
+        return task, later, asks(task["status"])
 
     async def _read_receipts(self) -> list[wire.ReceiptRecord]:
         """Return the receipts that have come, in their order."""
@@ -140,8 +136,8 @@ class TaskStream:
             self.fence = max(self.fence, int((decode_json(bytes(receipt.body)) or {}).get("fence", 0)))
         if receipt.receipt_type == "input.requested":
             self.open[receipt.receipt_id] = receipt
-        for parent in receipt.parents:
-            if receipt.receipt_type in ("input.answered", "input.expired"):
+        if receipt.receipt_type in ("input.answered", "input.expired"):
+            for parent in receipt.parents:
                 self.open.pop(parent, None)
 
     async def _show(self, receipt: wire.ReceiptRecord) -> tuple[list[Event], bool]:
@@ -149,35 +145,33 @@ class TaskStream:
         self._note(receipt)
         body = decode_json(bytes(receipt.body)) or {}
         if receipt.receipt_type in view.MAY_END and not body.get("requeued"):
-            return await self._show_end(), True
+            ended = await self.visit.read(self.task_id)
+            artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
+                         for artifact in view.show_results(ended.record, bool(self.begun))]
+            return [*artifacts, self._tell("statusUpdate", status=view.show_status(ended))], True
         if receipt.receipt_type not in view.GOES_ON | view.MAY_END or body.get("reason") == "task_ended":
             return [], False
-        assert self.seen is not None
-        status = view.make_status(self.seen, receipt, self.open.values())
-        asks = status["state"].removeprefix("TASK_STATE_") in view.ASKS
-        return [self._tell("statusUpdate", status=status)], asks
-
-    async def _show_end(self) -> list[Event]:
-        """Return what is to be told of a task that has ended: its artifacts, then its state."""
-        ended = await self.visit.read(self.task_id)
-        artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
-                     for artifact in view.show_results(ended.record, bool(self.begun))]
-        return [*artifacts, self._tell("statusUpdate", status=view.show_status(ended))]
+        status = view.follow_status(self.seen, receipt, self.open.values())
+        return [self._tell("statusUpdate", status=status)], asks(status)
 
     def _tell(self, kind: str, **members: Any) -> Event:
-        assert self.seen is not None
         return {kind: {"taskId": self.task_id, "contextId": self.seen.context_id, **members}}
 
 
-async def stream_message(visit: Visit, params: Params) -> AsyncIterator[Event | None]:
+def asks(status: Event) -> bool:
+    """Whether a status asks the client."""
+    return status["state"].removeprefix("TASK_STATE_") in view.ASKS
+
+
+async def stream_message(visit: Visit, params: requests.Sending) -> AsyncIterator[Event | None]:
     """Take a message, and stream what becomes of it."""
     return TaskStream(visit, *await calls.take_message(visit, params)).follow()
 
 
-async def subscribe(visit: Visit, params: Params) -> AsyncIterator[Event | None]:
+async def subscribe(visit: Visit, params: requests.OfTask) -> AsyncIterator[Event | None]:
     """Stream what happens to a task from now on."""
-    seen = await visit.read(requests.require_id(params))
+    seen = await visit.read(params.id)
     if seen.state in view.ENDED_STATES:
-        raise A2AError("UNSUPPORTED_OPERATION", f"task {seen.record.task_id} has ended; GetTask has its outcome",
-                       taskId=seen.record.task_id)
-    return TaskStream(visit, seen.record.task_id).follow()
+        raise A2AError("UNSUPPORTED_OPERATION", f"task {params.id} has ended; GetTask has its outcome",
+                       taskId=params.id)
+    return TaskStream(visit, params.id).follow()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from asyncgate.extras.a2a.requests import Members
+
 OLD_NAMES = {
     "message/send": "SendMessage", "message/stream": "SendStreamingMessage", "tasks/get": "GetTask",
     "tasks/cancel": "CancelTask", "tasks/resubscribe": "SubscribeToTask",
@@ -14,25 +18,22 @@ OLD_NAMES = {
     "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig"}
 LAST = frozenset({"completed", "failed", "canceled", "rejected", "input-required", "auth-required"})
 FILE = (("mimeType", "mediaType"), ("name", "filename"))
-Members = dict[str, Any]
 
 
-def read_params(params: Any, is_push: bool = False) -> Any:
+def read_params(params: Members, is_push: bool = False) -> Members:
     """Return what a request asks, as 1.0 asks it; what is not as it must be stays, and is refused there."""
-    if not isinstance(params, dict):
-        return params
+    if is_push:
+        task_id = params.get("taskId", params.get("id"))
+        if "pushNotificationConfig" in params:      # one without an id has that of its task
+            return {"id": task_id, **read_push(params["pushNotificationConfig"]), "taskId": task_id}
+        return {"taskId": task_id, "id": params.get("pushNotificationConfigId", task_id)}
     if not isinstance(message := params.get("message"), dict):
-        if is_push:
-            task_id = params.get("taskId", params.get("id"))
-            id = params.get("pushNotificationConfigId", params.get("id"))       # without one it is that of the task
-            return {**read_push(params.get("pushNotificationConfig")), "taskId": task_id, **(
-                {} if "pushNotificationConfig" in params else {"id": id})}
         return params
     how = params.get("configuration")
     how = dict(how) if isinstance(how, dict) else {}
     how["returnImmediately"] = how.pop("blocking", None) is False
     if (push := how.pop("pushNotificationConfig", None)) is not None:
-        how["taskPushNotificationConfig"] = read_push(push) if isinstance(push, dict) else push
+        how["taskPushNotificationConfig"] = read_push(push)
     parts = message.get("parts")
     return {**params, "configuration": how, "message": {
         **message, "role": "ROLE_USER" if message.get("role") == "user" else "",
@@ -65,6 +66,7 @@ def read_part(part: Any) -> Any:
 
 def show_result(result: Members) -> Any:
     """Return an answer or an event as 0.3 has it."""
+    result = msgspec.to_builtins(result)
     if "supportedInterfaces" in result:
         return show_card(result)
     match result:

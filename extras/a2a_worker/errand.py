@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,8 +16,7 @@ from asyncgate.clients import http
 from asyncgate.clients.worker import Answer, Fail, Job, Retry, take_error
 from asyncgate.clients.worker.output import to_part
 from asyncgate.extras.a2a import view
-from asyncgate.extras.a2a.requests import is_part
-from asyncgate.extras.a2a.v03 import Members
+from asyncgate.extras.a2a.requests import Members, is_part
 from asyncgate.extras.a2a_worker.open_tasks import OpenTasks
 from asyncgate.extras.a2a_worker.remote import Away, Refused, Remote
 
@@ -24,7 +24,8 @@ AWAY_SECONDS = 300.0        # that an agent may be away before an attempt fails:
 SHORTEST_LOOK, LONGEST_LOOK = 0.1, 3.0      # between two looks at a task that goes on
 MOST_SOUGHT = 100               # tasks and messages of a context among which a message is looked for
 MOST_WORDS = 16_000             # of a question
-END_STATES = {f"TASK_STATE_{state}" for state in view.ENDED_STATES}
+END_STATES, ASKS = ({f"TASK_STATE_{state}" for state in states} for states in (view.ENDED_STATES, view.ASKS))
+R = TypeVar("R")
 SENT, ANSWERED, OVER = "sent", "answered", "ended"         # the steps
 SCHEMA_MODE = "application/schema+json"
 KEPT = ("artifactId", "name", "description", "parts", "metadata")       # of an artifact
@@ -42,7 +43,7 @@ class Errand:
             self.metadata = payload["metadata"] if isinstance(payload.get("metadata"), dict) else {}
         else:
             self.parts = [to_part(payload)]
-        self.answered = set[str]()
+        self.answered, self.streams = set[str](), remote.streams
 
     metadata: Members
     remote_id = ""          # of its task, as soon as it is known
@@ -77,24 +78,33 @@ class Errand:
 
     # Sending.
 
-    async def _send(self, message_id: str) -> Members:
-        """Send the task, unless it has been; a call that is canceled meanwhile goes on, until the task is known."""
-        sending = asyncio.ensure_future(self._insist(message_id))
-        sending.add_done_callback(take_error)
-        return await asyncio.shield(sending)
+    async def _insist(self, attempt: Callable[[bool], Awaitable[R]], unsure: bool = False) -> R:
+        """Try until the agent answers; raises Retry when it has been away too long.
 
-    async def _insist(self, message_id: str) -> Members:
-        """Send a message until there is an answer; one that may have arrived is looked for first."""
-        message = self._make_message(message_id, self.parts, self.metadata)
-        until, unsure = time.monotonic() + AWAY_SECONDS, self.job.fence > 1
+        An attempt learns whether one before it may have arrived.
+        """
+        failures, until = 0, time.monotonic() + AWAY_SECONDS
         while True:
             try:
-                known = await self._find_sent(message_id) if unsure else None
-                reply = known or await self.remote.call("SendMessage", self._ask(message), self._headers(message_id))
+                return await attempt(unsure)
             except Away as away:
-                unsure = unsure or away.sent
-                await self._wait(away, until)
-                continue
+                self.job.check()
+                failures, unsure = failures + 1, unsure or away.sent
+                pause = max(http.pause_after(failures, 0.5), away.after or 0.0)
+                if time.monotonic() + pause > until:
+                    raise Retry(str(away), code="unreachable", after=away.after) from None
+                await asyncio.sleep(pause)
+
+    async def _send(self, message_id: str) -> Members:
+        """Send the task, unless it has been; a call that is canceled meanwhile goes on, until the task is known."""
+        message = self._make_message(message_id, self.parts, self.metadata)
+
+        async def attempt(unsure: bool) -> Members:
+            known = await self._find_sent(message_id) if unsure else None
+            return known or await self._call("SendMessage", self._ask(message), message_id)
+
+        async def send() -> Members:
+            reply = await self._insist(attempt, unsure=self.job.fence > 1)
             if isinstance(reply.get("message"), dict):
                 return {"message": reply["message"]}        # it has answered without a task
             task = reply.get("task")
@@ -103,19 +113,25 @@ class Errand:
             self.tasks.note(self.job.task_id, task["id"])
             return {"task_id": task["id"], "context_id": str(task.get("contextId") or self.context_id)}
 
+        sending = asyncio.ensure_future(send())
+        sending.add_done_callback(take_error)
+        return await asyncio.shield(sending)
+
     async def _find_sent(self, message_id: str) -> Members | None:
         """Return the task that a message has become, if the agent lists its tasks; 0.3 does not."""
         if self.remote.is_old:
             return None
         try:
-            listed = await self.remote.call("ListTasks", {
-                "contextId": self.context_id, "pageSize": MOST_SOUGHT, "historyLength": MOST_SOUGHT}, {})
+            listed = await self._call("ListTasks", {
+                "contextId": self.context_id, "pageSize": MOST_SOUGHT, "historyLength": MOST_SOUGHT})
         except Refused:
             return None
-        for task in list_objects(listed, "tasks"):
-            if any(message.get("messageId") == message_id for message in list_objects(task, "history")):
-                return {"task": task}
-        return None
+        return next(({"task": task} for task in list_objects(listed, "tasks") if any(
+            message.get("messageId") == message_id for message in list_objects(task, "history"))), None)
+
+    async def _call(self, method: str, params: Members, message_id: str = "") -> Members:
+        keyed = {"idempotency-key": message_id} if message_id else {}
+        return await self.remote.call(method, params, {**keyed, **self.job.trace})
 
     def _make_message(self, message_id: str, parts: list[Any], metadata: Members, **more: str) -> Members:
         return {"messageId": message_id, "role": "ROLE_USER", "parts": parts, "contextId": self.context_id,
@@ -124,13 +140,10 @@ class Errand:
     def _ask(self, message: Members) -> Members:
         return {"message": message, "configuration": {"returnImmediately": True}}
 
-    def _headers(self, message_id: str) -> dict[str, str]:
-        return {"idempotency-key": message_id, **self.job.trace}
-
     # Following.
 
     async def _follow(self) -> Any:
-        """Look at the remote task until it has ended; ask at the gate what it asks."""
+        """Look at the remote task whenever there may be news, until it has ended; ask at the gate what it asks."""
         pause, before = SHORTEST_LOOK, None
         while True:
             status = (task := await self._read())["status"]
@@ -141,41 +154,43 @@ class Errand:
                     return make_result(task)
                 case "FAILED" | "CANCELED" | "REJECTED":
                     raise await self._fail(state, read_words(status.get("message")))
-                case ("INPUT_REQUIRED" | "AUTH_REQUIRED") if (key := name_question(state, status)) not in self.answered:
+                case "INPUT_REQUIRED" | "AUTH_REQUIRED" if (key := name_question(status)) not in self.answered:
                     await self._ask_gate(key, status)
                     before = None
             if status != before:
                 pause, before = SHORTEST_LOOK, status
-                if words := read_words(status.get("message")):
-                    self.job.report({"message": words, "remote_task_id": self.remote_id})
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_LOOK)
+                self._tell(status)
+            if not await self._listen():
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, LONGEST_LOOK)
+
+    async def _listen(self) -> bool:
+        """Follow the stream of the task; return whether it has told of an end or a question, which GetTask shows."""
+        if not self.streams:
+            return False
+        try:
+            async with contextlib.aclosing(self.remote.follow(self.remote_id, self.job.trace)) as statuses:
+                async for status in statuses:
+                    if status.get("state") in END_STATES or (
+                            status.get("state") in ASKS and name_question(status) not in self.answered):
+                        return True
+                    self._tell(status)
+        except Refused:     # it streams no task that runs already, or this one has ended
+            self.streams = False
+        except Away:
+            self.job.check()
+        return False
+
+    def _tell(self, status: Members) -> None:
+        if words := read_words(status.get("message")):
+            self.job.report({"message": words, "remote_task_id": self.remote_id})
 
     async def _read(self) -> Members:
-        until = time.monotonic() + AWAY_SECONDS
-        while True:
-            try:
-                reply = await self.remote.call("GetTask", {"id": self.remote_id, "historyLength": 1},
-                                               self.job.trace)
-            except Away as away:
-                await self._wait(away, until)
-                continue
-            task = reply.get("task", reply)
-            if not isinstance(task, dict) or not isinstance(task.get("status"), dict):
-                raise Refused("INVALID_AGENT_RESPONSE", f"its answer is not the task {self.remote_id}")
-            self.failures = 0
-            return task
-
-    failures = 0            # since the last answer
-
-    async def _wait(self, away: Away, until: float) -> None:
-        """Wait until the agent may answer again; raises Retry when it has been away too long."""
-        self.job.check()
-        self.failures += 1
-        pause = max(http.pause_after(self.failures, 0.5), away.after or 0.0)
-        if time.monotonic() + pause > until:
-            raise Retry(str(away), code="unreachable", after=away.after)
-        await asyncio.sleep(pause)
+        reply = await self._insist(lambda _: self._call("GetTask", {"id": self.remote_id, "historyLength": 1}))
+        task = reply.get("task", reply)
+        if not isinstance(task, dict) or not isinstance(task.get("status"), dict):
+            raise Refused("INVALID_AGENT_RESPONSE", f"its answer is not the task {self.remote_id}")
+        return task
 
     async def _fail(self, state: str, words: str) -> Fail | Retry:
         """Return how the attempt ends: what has failed is sent again by the next one, if there is one."""
@@ -213,28 +228,24 @@ class Errand:
         parts = [to_part(answer.content)] if answer.accepted and answer.content is not None else [
             {"text": answer.action}]
         sent = self._make_message(message_id, parts, metadata, taskId=self.remote_id)
-        until = time.monotonic() + AWAY_SECONDS
-        while True:
-            try:
-                await self.remote.call("SendMessage", self._ask(sent), self._headers(message_id))
-                return key
-            except Refused as refused:
-                if refused.reason != "UNSUPPORTED_OPERATION":
-                    raise
-                return key
-            except Away as away:
-                await self._wait(away, until)
-            status = (await self._read())["status"]
-            if name_question(str(status.get("state")).removeprefix("TASK_STATE_"), status) != key:
-                return key
+
+        async def attempt(unsure: bool) -> str:
+            if not unsure or name_question((await self._read())["status"]) == key:
+                try:
+                    await self._call("SendMessage", self._ask(sent), message_id)
+                except Refused as refused:
+                    if refused.reason != "UNSUPPORTED_OPERATION":
+                        raise
+            return key
+        return await self._insist(attempt)
 
 
-def name_question(state: str, status: Mapping[str, Any]) -> str:
+def name_question(status: Mapping[str, Any]) -> str:
     """Return the key of a question: of its message, or of its moment; one for a sign-in begins with auth-."""
     message = status.get("message")
     name = (message.get("messageId") if isinstance(message, dict) else None) or status.get("timestamp")
     digest = hashlib.sha256(msgspec.json.encode(name or message, order="sorted")).hexdigest()[:24]
-    return f"{'auth' if state == 'AUTH_REQUIRED' else 'input'}-{digest}"
+    return f"{'auth' if status.get('state') == 'TASK_STATE_AUTH_REQUIRED' else 'input'}-{digest}"
 
 
 def read_parts(message: Any) -> list[Members]:

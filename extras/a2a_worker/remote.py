@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -13,7 +15,7 @@ from msgspec import Struct
 from asyncgate.clients import http
 from asyncgate.extras.a2a import v03
 from asyncgate.extras.a2a.refusals import KINDS
-from asyncgate.extras.a2a.v03 import Members
+from asyncgate.extras.a2a.requests import Members
 
 if TYPE_CHECKING:
     import httpx2
@@ -22,7 +24,8 @@ CARD = ".well-known/agent-card.json"
 # The bindings and versions that are spoken here, the best first.
 WAYS = (("JSONRPC", "1"), ("HTTP+JSON", "1"), ("JSONRPC", "0"))
 PATHS = {"SendMessage": ("POST", "message:send"), "GetTask": ("GET", "tasks/{id}"), "ListTasks": ("GET", "tasks"),
-         "CancelTask": ("POST", "tasks/{id}:cancel")}
+         "CancelTask": ("POST", "tasks/{id}:cancel"), "SubscribeToTask": ("POST", "tasks/{id}:subscribe")}
+STREAM_SECONDS = 600.0      # that a stream lasts at most
 OLD_NAMES = {new: old for old, new in v03.OLD_NAMES.items()}
 REASONS = {kind.code: reason for reason, kind in KINDS.items()}
 LATER = frozenset({"INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})        # after which the same call may succeed
@@ -66,9 +69,33 @@ class Remote:
         self.client, self.way, self.is_old = client, way, way.major == "0"
         self.name, self.words = str(card.get("name", "")), str(card.get("description", ""))
         self.headers = {**secret, **({} if self.is_old else {"a2a-version": "1.0"})}
+        can = card.get("capabilities")
+        self.streams = isinstance(can, dict) and can.get("streaming") is True
 
     async def call(self, method: str, params: Members, headers: Mapping[str, str]) -> Members:
         """Call a method; raises Refused, or Away if the agent gives no answer."""
+        verb, url, query, body = self._aim(method, params)
+        return self._read(await fetch(self.client, verb, url, {**self.headers, **headers}, query, body))
+
+    async def follow(self, task_id: str, headers: Mapping[str, str]) -> AsyncGenerator[Members]:
+        """Yield the statuses of a task as they come; raises Refused, or Away when the stream breaks."""
+        verb, url, query, body = self._aim("SubscribeToTask", {"id": task_id})
+        headers, until = {**self.headers, **headers}, asyncio.get_running_loop().time() + STREAM_SECONDS
+        async with calling(self.client, verb, url, headers, query, body, extensions={"deadline": until}) as answer:
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                await answer.aread()
+                read_answer(answer)
+                raise Refused("UNSUPPORTED_OPERATION", "it does not answer with a stream")
+            async for event in read_stream(answer):
+                if isinstance(event.get("error"), dict):
+                    raise Refused(*read_refusal(event, answer.status_code))
+                told = self._read(event)
+                task = told.get("task", told.get("statusUpdate"))
+                if isinstance(task, dict) and isinstance(status := task.get("status"), dict):
+                    yield status
+
+    def _aim(self, method: str, params: Members) -> tuple[str, str, Members | None, Members | None]:
+        """Return the verb, the address, the query and the body of a call."""
         params = {**params, "tenant": self.way.tenant} if self.way.tenant else params
         if self.way.binding == "JSONRPC":
             name, asked = (OLD_NAMES[method], ask_old(params)) if self.is_old else (method, params)
@@ -80,24 +107,29 @@ class Remote:
             path = path.replace("{id}", quote(str(params.get("id", "")), safe=""))
             url = "/".join([self.way.url.rstrip("/"), *filter(None, [quote(self.way.tenant, safe="")]), path])
             query, body = (rest, None) if verb == "GET" else (None, rest)
-        answer = await fetch(self.client, verb, url, {**self.headers, **headers}, query, body)
+        return verb, url, query, body
+
+    def _read(self, answer: Members) -> Members:
         if self.way.binding == "JSONRPC" and "result" in answer:
             result = answer["result"]
             return read_old(result) if self.is_old else dict(result) if isinstance(result, dict) else {}
         return answer
 
 
-async def fetch(client: httpx2.AsyncClient, verb: str, url: str, headers: Mapping[str, str],
-                query: Members | None = None, body: Members | None = None) -> Members:
-    """Return the object that an address answers with; raises Refused or Away."""
+@contextlib.asynccontextmanager
+async def calling(client: httpx2.AsyncClient, verb: str, url: str, headers: Mapping[str, str],
+                  query: Members | None, body: Members | None, **more: Any) -> AsyncIterator[httpx2.Response]:
+    """Call an address, and read the answer in the block; raises Refused or Away, also in the middle."""
     import httpx2
 
     from asyncgate.parts.process import outgoing
 
     content = None if body is None else msgspec.json.encode(body)
-    headers = {**headers, "accept": "application/json", **({"content-type": "application/json"} if content else {})}
+    headers = {**headers, "accept": "application/json, text/event-stream",
+               **({"content-type": "application/json"} if content else {})}
     try:
-        answer = await client.request(verb, url, params=query, content=content, headers=headers)
+        async with client.stream(verb, url, params=query, content=content, headers=headers, **more) as answer:
+            yield answer
     except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.UnsupportedProtocol,
             httpx2.LocalProtocolError) as barred:
         raise Refused("BARRED" if isinstance(barred, outgoing.Barred) else "INVALID_AGENT_RESPONSE",
@@ -105,7 +137,19 @@ async def fetch(client: httpx2.AsyncClient, verb: str, url: str, headers: Mappin
     except httpx2.TransportError as error:
         sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
         raise Away(f"the agent at {url} does not answer: {str(error) or type(error).__name__}", sent=sent) from None
-    status, reply = answer.status_code, http.read_object(answer.content)
+
+
+async def fetch(client: httpx2.AsyncClient, verb: str, url: str, headers: Mapping[str, str],
+                query: Members | None = None, body: Members | None = None) -> Members:
+    """Return the object that an address answers with; raises Refused or Away."""
+    async with calling(client, verb, url, headers, query, body) as answer:
+        await answer.aread()
+    return read_answer(answer)
+
+
+def read_answer(answer: httpx2.Response) -> Members:
+    """Return the object of an answer that was read; raises Refused or Away if it is not a good one."""
+    url, status, reply = answer.request.url, answer.status_code, http.read_object(answer.content)
     if answer.is_success and reply and reply.get("error") is None:
         return reply
     if answer.is_redirect:
@@ -116,6 +160,19 @@ async def fetch(client: httpx2.AsyncClient, verb: str, url: str, headers: Mappin
         raise Away(f"the agent at {url} cannot do it now: {text} ({reason})", sent=True,
                    after=http.read_retry_after(answer.headers.get("retry-after")))
     raise Refused(reason, text)
+
+
+async def read_stream(answer: httpx2.Response) -> AsyncIterator[Members]:
+    """Yield the objects of server-sent events; only a line feed ends a line, as others may stand within JSON."""
+    rest, data = b"", list[bytes]()
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data.append(line.removeprefix(b"data:"))
+            elif data and not line.strip():
+                yield http.read_object(b"\n".join(data))
+                data = []
 
 
 def read_refusal(reply: Members, status: int) -> tuple[str, str]:

@@ -1,8 +1,8 @@
-"""An agent on the server of a2a-sdk, as a program: `python a2a_agent.py FOLDER BINDING VERSION PORT`.
+"""An agent on the server of a2a-sdk, as a program: `python a2a_agent.py FOLDER BINDING VERSION PORT [STREAMS]`.
 
-It prints its address, and writes a line to FOLDER/calls for each message that it takes up.  The words of a
-message say what it does: `ask`, `auth`, `fail`, `reject`, `talk` (a message, no task), `data`, `two` (artifacts), and
-`slow`, which waits for FOLDER/go.
+It prints its address, and writes a line to FOLDER/calls for each message that it takes up, and one to FOLDER/answers
+for each request.  With `no` its card says that it streams nothing.  The words of a message say what it does: `ask`,
+`auth`, `fail`, `reject`, `talk` (a message, no task), `data`, `two` (artifacts), and `slow`, which waits for FOLDER/go.
 """
 
 from __future__ import annotations
@@ -100,14 +100,17 @@ async def guard(request: Request, call: RequestResponseEndpoint) -> Response:
     if request.url.path.startswith("/a2a") and request.headers.get("authorization") != KEY:
         note("strangers", request.url.path)
         return Response(status_code=401)
-    return await call(request)
+    answer = await call(request)
+    if request.url.path.startswith("/a2a"):
+        note("answers", answer.headers.get("content-type", ""))
+    return answer
 
 
-def make_app(base: str, binding: str, version: str) -> Starlette:
+def make_app(base: str, binding: str, version: str, streams: bool) -> Starlette:
     """Return the agent."""
     way = pb.AgentInterface(url=f"{base}/a2a", protocol_binding=binding, protocol_version=version)
     card = pb.AgentCard(name="reader", description="Reads pages.", version="1", supported_interfaces=[way],
-                        capabilities=pb.AgentCapabilities(streaming=True), default_input_modes=["text/plain"],
+                        capabilities=pb.AgentCapabilities(streaming=streams), default_input_modes=["text/plain"],
                         default_output_modes=["text/plain"], skills=[pb.AgentSkill(
                             id="read", name="read", description="Reads pages.", tags=["pages"])])
     handler = DefaultRequestHandlerV2(Reader(), InMemoryTaskStore(), card)
@@ -127,5 +130,6 @@ if __name__ == "__main__":
     listener.bind(("127.0.0.1", int(sys.argv[4])))
     base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     print(base, flush=True)
-    server = uvicorn.Server(uvicorn.Config(make_app(base, *sys.argv[2:4]), log_level="warning"))
+    app = make_app(base, sys.argv[2], sys.argv[3], "no" not in sys.argv[5:])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     asyncio.run(server.serve([listener]))

@@ -41,7 +41,7 @@ async def test_results_that_are_no_objects_are_the_value_of_one(agent: Agent) ->
 
 
 @pytest.mark.parametrize(("params", "field"), [
-    ({}, "message.messageId"), ({"message": said(role="agent")}, "message.role"), ({"message": 7}, "message"),
+    ({}, "message"), ({"message": said(role="agent")}, "message.role"), ({"message": 7}, "message"),
     ({"message": said([])}, "message.parts"), ({"message": said([7])}, "message.parts[0]"),
     ({"message": said([{"kind": "file", "file": 7}])}, "message.parts[0]"),
     ({"message": said([{"kind": "text"}])}, "message.parts[0]"),

@@ -108,6 +108,14 @@ async def test_a_client_of_0_3_is_posted_the_task(agent: Agent) -> None:
     assert receiver.taken[-1].headers["authorization"] == "Bearer s3cr3t"
 
 
+async def test_in_0_3_a_configuration_without_an_id_has_that_of_its_task(agent: Agent) -> None:
+    task, where = await agent.begin(), {"url": "http://127.0.0.1:9/"}
+    kept = await agent.good("tasks/pushNotificationConfig/set", {"taskId": task["id"], "pushNotificationConfig": where})
+    read = await agent.good("tasks/pushNotificationConfig/get", {"id": task["id"]})
+
+    assert kept == read == {"taskId": task["id"], "pushNotificationConfig": {"id": task["id"], **where}}
+
+
 @pytest.mark.parametrize("wrong", [
     {"token": "a\r\nx-evil: 1"}, {"authentication": {"scheme": "Bearer\r\nx-evil: 1", "credentials": "a"}},
     {"authentication": {"scheme": "Bearer", "credentials": "a\nb"}}, {"url": "http://10.0.0.1/"}, {"url": ""},

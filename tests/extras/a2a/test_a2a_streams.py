@@ -189,6 +189,19 @@ async def test_output_is_one_artifact_in_one_order_with_the_states_whenever_a_st
         ("output", 2), ("result", 1)]
 
 
+async def test_the_log_of_a_worker_is_not_for_clients(client: Client) -> None:
+    arrived, reading = client.gather("SendStreamingMessage", {"message": said()})
+    lease = await client.lease()
+    await client.under(lease, "output", chunks=["password=x"], stream="log")
+    await client.under(lease, "output", chunks=["hello"])
+    await client.under(lease, "complete", result="done")
+    await reading
+    read = (await client.http.get(f"/a2a/scan/v1/tasks/{lease['task_id']}")).json()
+
+    assert "password" not in str(arrived) + str(read)
+    assert [artifact["parts"][0]["text"] for artifact in read["artifacts"]] == ["hello", "done"]
+
+
 async def test_a_task_that_has_ended_has_no_stream_and_a_foreign_one_neither(client: Client) -> None:
     task_id = await client.begin()
     await client.call(f"/a2a/scan/v1/tasks/{task_id}:cancel")

@@ -14,18 +14,19 @@ from tests.extras.a2a.conftest import AGENT, Agent, said
 
 pytestmark = pytest.mark.anyio
 BAD: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
-    ("SendMessage", {}, (-32602, "message.messageId")),
+    ("SendMessage", {}, (-32602, "message")), ("SendMessage", {"message": {}}, (-32602, "message.messageId")),
     ("SendMessage", {"message": said(messageId="")}, (-32602, "message.messageId")),
     ("SendMessage", {"message": said(role="ROLE_AGENT")}, (-32602, "message.role")),
     ("SendMessage", {"message": said(parts=[])}, (-32602, "message.parts")),
     ("SendMessage", {"message": said(parts=[{}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "data": 1}])}, (-32602, "message.parts[0]")),
-    ("SendMessage", {"message": said(parts=[{"text": 1}])}, (-32602, "message.parts[0]")),
+    ("SendMessage", {"message": said(parts=[{"text": 1}])}, (-32602, "message.parts[0].text")),
     ("SendMessage", {"message": said(contextId="c" * 197)}, (-32602, "message.contextId")),
     ("SendMessage", {"message": said(contextId="a\u202eb")}, (-32602, "message")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "mediaType": "video/mp4"}])},
      (-32005, "CONTENT_TYPE_NOT_SUPPORTED")),
-    ("SendMessage", {"message": said(), "configuration": {"historyLength": -1}}, (-32602, "historyLength")),
+    ("SendMessage", {"message": said(), "configuration": {"historyLength": -1}},
+     (-32602, "configuration.historyLength")),
     ("SendMessage", {"message": said(taskId="none")}, (-32001, "TASK_NOT_FOUND")),
     ("GetTask", {}, (-32602, "id")), ("GetTask", {"id": "none"}, (-32001, "TASK_NOT_FOUND")),
     ("CancelTask", {"id": "none"}, (-32001, "TASK_NOT_FOUND")),

@@ -37,9 +37,9 @@ class Bridge:
         self.live = self.start(*SETTINGS, database=database, port=port)
         self.gate = self.running.enter_context(Http(self.live.url, TOKEN))
 
-    def agent(self, binding: str = "JSONRPC", version: str = "1.0", port: str = "0") -> str:
+    def agent(self, binding: str = "JSONRPC", version: str = "1.0", port: str = "0", streams: str = "yes") -> str:
         """Start the agent; return its address."""
-        program = self.begin("agent", [sys.executable, str(AGENT), str(self.folder), binding, version, port],
+        program = self.begin("agent", [sys.executable, str(AGENT), str(self.folder), binding, version, port, streams],
                              stdout=subprocess.PIPE)
         assert program.stdout
         self.address = program.stdout.readline().strip()

@@ -78,6 +78,31 @@ def test_an_agent_does_tasks_asks_and_refuses(opened: Bridge, binding: str, vers
     assert len([line for line in opened.lines("calls") if line.endswith("read it")]) == 1
 
 
+@pytest.mark.parametrize(("binding", "version"), WAYS)
+def test_the_end_comes_over_a_stream_and_nothing_is_asked_for_meanwhile(
+        opened: Bridge, binding: str, version: str) -> None:
+    opened.agent(binding, version)
+    opened.work()
+    task_id = opened.create("slow")
+    poll(lambda: any(line.startswith("text/event-stream") for line in opened.lines("answers")))
+    asked = len(opened.lines("answers"))
+    opened.go()
+
+    assert end(opened.ended(task_id)) == ("succeeded", "SLOW")
+    assert (asked, len(opened.lines("answers"))) == (3, 4)     # sent, read, followed; read again
+
+
+def test_an_agent_that_streams_nothing_is_asked_now_and_then(opened: Bridge) -> None:
+    opened.agent(streams="no")
+    opened.work()
+    task_id = opened.create("slow")
+    opened.called("answers", 4)
+    opened.go()
+
+    assert end(opened.ended(task_id)) == ("succeeded", "SLOW")
+    assert {line.partition(";")[0] for line in opened.lines("answers")} == {"application/json"}
+
+
 def test_what_has_failed_is_sent_again_by_the_next_attempt_and_only_then(opened: Bridge) -> None:
     opened.agent()
     opened.work()
