@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import random
 import shlex
 import sys
@@ -13,14 +14,17 @@ import click
 
 if TYPE_CHECKING:
     from asyncgate.conformance.evidence import TortureReport
-    from asyncgate.conformance.torture import Fault, Round
+    from asyncgate.conformance.torture import Round
 
-FAULTS = "kill, pause, restart, commit, disk, power"
+FAULTS = ("kill, pause, worker, ledger, reset, restart, commit, failover, bouncer, silence, sessions, lock, exhaust, "
+          "snapshot, clock, disk, power")
 
 
 def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
     """Read a list of faults such as kill,pause."""
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if names == ("all",):
+        return names
     if wrong := [name for name in names if name not in FAULTS.split(", ")]:
         raise click.BadParameter(f"there is no fault {wrong[0]}; there are {FAULTS}")
     return names
@@ -32,8 +36,12 @@ def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[
 @click.option("--seconds", type=click.FloatRange(0), default=0.0,
               help="Begin no round of a database after this time; without --rounds as many as fit.")
 @click.option("--faults", callback=read_faults, default="", metavar="NAME,...",
-              help=f"Which faults come: {FAULTS}. By default all of processes and of a Postgres that is started here; "
-                   "disk and power are for sqlite: and need Linux and a C compiler.")
+              help=f"Which faults come: {FAULTS}; or all, which leaves out only disk and power. By default kill and "
+                   "pause, on a Postgres that is started here restart and commit, too. Disk and power are for sqlite: "
+                   "and need Linux and a C compiler.")
+@click.option("--strikes", type=click.IntRange(1), default=4, help="How many faults come in a round; default 4.")
+@click.option("--calls", type=click.IntRange(1), default=500,
+              help="How many calls of clients lie between two faults, at most; default 500.")
 @click.option("--gates", type=click.IntRange(1, 16), default=1, help="How many gates share the database.")
 @click.option("--seed", type=int, help="Decides what clients ask and when which fault comes; default a random one.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
@@ -74,21 +82,21 @@ def judge_again(path: Path) -> int:
     return len(problems) + len(record.others)
 
 
-def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float, faults: tuple[Fault, ...],
-                      gates: int, seed: int | None, report: Path | None) -> int:
+def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float, faults: tuple[str, ...],
+                      strikes: int, calls: int, gates: int, seed: int | None, report: Path | None) -> int:
     """Run the rounds of each database; return the number of violations."""
-    import logging
-
     from asyncgate.conformance import evidence as part
     from asyncgate.conformance.disks import NoShim
+    from asyncgate.conformance.forks import ForkingPopen
     from asyncgate.conformance.torture import TorturePlan, Unfit, plan_faults, run_rounds
-    logging.getLogger("asyncio").setLevel(logging.ERROR)    # it warns of each write to a connection that was cut
     seed = random.randrange(2**32) if seed is None else seed
     most = rounds or (sys.maxsize if seconds else 5)
     try:
-        plans = [TorturePlan(url, plan_faults(url, faults, gates), seed, gates) for url in urls]
+        plans = [TorturePlan(url, plan_faults(url, faults, gates), seed, gates, strikes=strikes, calls=calls)
+                 for url in urls]
     except Unfit as why:
         raise click.UsageError(str(why)) from None
+    atexit.register(ForkingPopen.close_nursery)
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["asyncgate", *map(part.mask, sys.argv[1:])])

@@ -16,18 +16,19 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from asyncgate.conformance.faults import FAULTS
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.minimizing import minimize
 from asyncgate.conformance.postgres_server import find_programs
 from asyncgate.conformance.recording import Recorded, write_record
-from asyncgate.conformance.torture import ABOUT, Round, TorturePlan
+from asyncgate.conformance.torture import Round, TorturePlan
 
 NOT_COVERED = (
     "power cuts and failing disks under Postgres, whose server looks after its files; its fsync was off, so that only "
     "the process died",
-    "fail-over to another server, PgBouncer, deadlocks and exhausted connections: tests of the source have them",
-    "kills of workers, of the scheduler and of the ledger; gates that send their receipts to a ledger",
-    "clocks that jump or differ, resets at each byte of a request, name servers that hang",
+    "kills of the scheduler, jumps of the clock of a gate on SQLite, name servers that hang: tests of the source have "
+    "them",
+    "fail-over by a cluster manager: a standby was promoted by this command",
     "a simulation of the order of all steps, and a model that is exhausted")
 LISTED_VIOLATIONS = 20        # violations of a round that are listed
 STYLE = """
@@ -140,8 +141,8 @@ def show_evidence(evidence: TortureReport) -> str:
     parts = [
         f"<h1>AsyncGate under torture</h1><p class={'bad' if wrong else 'good'}>{wrong} violations.</p>",
         f"<pre>{escape(evidence.command)}</pre>", write_table(heads, rows), write_table(known, [[*known.values()]]),
-        "<h2>Faults</h2><ul>" + "".join(f"<li>{fault}: {escape(ABOUT[fault])}</li>"  # type: ignore[index]
-                                        for fault in faults) + "</ul>",
+        "<h2>Faults</h2><ul>" + "".join(f"<li>{fault}: {escape(FAULTS[fault].about)}</li>" for fault in faults)
+        + "</ul>",
         "<h2>Violations</h2><ul>" + "".join(map(show_violation, evidence.violations)) + "</ul>" if wrong else "",
         "<h2>Not covered</h2><ul>" + "".join(f"<li>{escape(text)}</li>" for text in evidence.not_covered) + "</ul>"]
     return make_page("AsyncGate under torture", "".join(parts))

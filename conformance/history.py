@@ -33,6 +33,7 @@ SHOWS_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail
 STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
                                     stored.Bulk, stored_journal.RecordedStep, stored.Progress, stored_limits.Hold,
                                     stored_output.OutputEntry)
+READINGS = 20           # of all that is stored, until two in a row are the same
 CLOCK_DIGIT = 1e-5      # of seconds, which answers round
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
@@ -56,7 +57,8 @@ class Call(Struct, kw_only=True):
     @property
     def unknown(self) -> bool:
         """Whether the outcome is unknown."""
-        return self.reply is None and self.error in (None, "database_unavailable", "internal_error")
+        return self.reply is None and self.error in (
+            None, "database_unavailable", "internal_error", "receipt_ledger_unavailable")
 
 
 class Stored(Struct):
@@ -94,7 +96,20 @@ async def read_stored(backend: Any) -> dict[str, Stored]:
 
 
 async def read_checked_rows(backend: Any, tenant_id: str) -> dict[type[Struct], list[Any]]:
-    """Read everything of a tenant that is checked, by kind."""
+    """Read everything of a tenant that is checked, by kind, as it was at one moment.
+
+    Each page is a transaction of its own, and a gate may still be at work: so all is read until nothing has changed
+    from one reading to the next.
+    """
+    rows, before = await _read_once(backend, tenant_id), None
+    for _ in range(READINGS):
+        if rows == before:
+            return rows
+        rows, before = await _read_once(backend, tenant_id), rows
+    raise RuntimeError(f"somebody wrote to tenant {tenant_id} during each of {READINGS} readings: end its gates first")
+
+
+async def _read_once(backend: Any, tenant_id: str) -> dict[type[Struct], list[Any]]:
     return {kind: [row async for row in walk_rows(backend, tenant_id, queries.Rows(kind))] for kind in STORED}
 
 
@@ -771,9 +786,10 @@ class History:
             yield from self._amendments(task)
         for (owner, _, key), tasks in keys.items():
             held = list[stored.Task]()      # those that may hold it when the next one begins
-            for task in sorted(tasks, key=lambda task: task.task_id):
-                begun = self._moment(task, "task.assigned")
-                held = [other for other in held if self._holds_until(other) > begun]
+            for task in sorted(tasks, key=self._begin_of):
+                begun = self._begin_of(task)
+                held = [other for other in held if self._holds_until(other) > begun
+                        and not self._gives_way(other, task)]
                 for other in held:
                     if not self._may_begin_beside(task, other):
                         yield f"key {key} of {owner} was held by task {other.task_id} when task {task.task_id} began"
@@ -784,6 +800,19 @@ class History:
     def _moment(self, task: stored.Task, *types: str) -> str:
         """Return the first receipt of some types; of none what sorts behind all ids."""
         return min([receipt.receipt_id for type in types for receipt in self.end.of(task.task_id, type)], default="~")
+
+    def _begin_of(self, task: stored.Task) -> str:
+        """Return the id from which on a task was there."""
+        return first_id(task.created_at) if self._was_sent(task) else self._moment(task, "task.assigned")
+
+    def _was_sent(self, task: stored.Task) -> bool:
+        """Whether a strict gate has sent the first receipt of a task some time before the task was there."""
+        return any(receipt.created_at < task.created_at for receipt in self.end.of(task.task_id, "task.assigned"))
+
+    def _gives_way(self, task: stored.Task, other: stored.Task) -> bool:
+        """Whether a task was canceled by the creation of another one, the receipt of which is older."""
+        return self._was_sent(other) and any(body(receipt).get("superseded_by") == other.task_id
+                                             for receipt in self.end.of(task.task_id, "task.canceled"))
 
     def _end_of(self, task: stored.Task) -> str:
         """Return the receipt that ended a task first; of an open one what sorts behind all ids."""
@@ -803,7 +832,7 @@ class History:
 
     def _may_begin_beside(self, task: stored.Task, other: stored.Task) -> bool:
         """Whether a task may be created while another one holds its key: it waits, or takes the key over."""
-        unique, begun = find_unique(task), self._moment(task, "task.assigned")
+        unique, begun = find_unique(task), self._begin_of(task)
         assert unique is not None
         if self._end_of(other) < begun:     # it held the key for some seconds, whatever became of it
             return unique.on_conflict in ("supersede", "keep_latest") or (
@@ -813,11 +842,12 @@ class History:
 
     def _superseded(self, owner: str, key: str, tasks: list[stored.Task]) -> Iterator[str]:
         """Check that each task that was superseded was canceled by its owner, for another one under its key."""
-        alike = {task.task_id for task in tasks}
+        alike = {task.task_id: self._begin_of(task) for task in tasks}
         for task in tasks:
             for receipt in self.end.of(task.task_id, "task.canceled"):
                 new = body(receipt).get("superseded_by")
-                if new is not None and (new not in alike or receipt.from_id != owner or new <= task.task_id):
+                if new is not None and (new not in alike or receipt.from_id != owner or new == task.task_id
+                                        or alike[new] < alike[task.task_id]):
                     yield f"task {task.task_id} was superseded by {new}, which has not the key {key} of {owner}"
             origin = json.loads(task.terms).get("supersedes")
             if origin is not None and not any(body(receipt).get("superseded_by") == task.task_id

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
+from asyncgate.conformance.forks import ForkingPopen
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 
 PROCESS_SECONDS = 60.0      # for another process to start, answer or stop
@@ -55,7 +56,8 @@ class LedgerServer:
                    "--set", "log_level=info", "--set", "security.api_keys.hash_time_cost=1",
                    "--set", "security.api_keys.hash_memory_cost=8"]     # by default a hash takes 0.1 s
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": self.token}
-        self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, bufsize=0)
+        self.process = ForkingPopen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, bufsize=0)
         self.url = self._address()
         self.port = int(self.url.rpartition(":")[2])
         self.drain = Drain(self.process)        # one ledger serves many tests

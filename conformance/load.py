@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from asyncgate import Engine
+from asyncgate.conformance.forks import ForkingPopen
 from asyncgate.conformance.harness import Gate, are_here
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
@@ -133,8 +134,8 @@ class GateServer:
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         command = [sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags]
         self.process = await asyncio.to_thread(
-            subprocess.Popen, command, env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=subprocess.PIPE, bufsize=0,
-            start_new_session=True)
+            ForkingPopen, command, env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
         self.errors = asyncio.StreamReader()
         self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(self.errors), self.process.stderr)
@@ -247,8 +248,7 @@ class Client:
         call = Call(tenant=self.server.tenant, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
         try:
             async with asyncio.timeout(PROCESS_SECONDS):
-                status, answer = await self.http(*self.request(operation, ask))
-            call.reply, call.error = (answer, None) if status == 200 else (None, answer["error"])
+                call.reply, call.error = await self.exchange(operation, ask)
         except (OSError, EOFError, ValueError):
             self.close()
         call.ended = time.time()
@@ -261,6 +261,11 @@ class Client:
             await self.server.up.wait()
             await asyncio.sleep(0.002)
         return call
+
+    async def exchange(self, operation: str, ask: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+        """Send one request; return the reply, or the code of the refusal."""
+        status, answer = await self.http(*self.request(operation, ask))
+        return (answer, None) if status == 200 else (None, answer["error"])
 
     def request(self, operation: str, ask: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         """Return the method, path and body of an operation."""
@@ -305,6 +310,19 @@ class Client:
                 await writer.wait_closed()
 
 
+class McpClient(Client):
+    """A client that speaks MCP, in which each operation is a tool."""
+
+    async def exchange(self, operation: str, ask: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+        """Call the tool of an operation."""
+        verb, _, fields = self.request(operation, ask)
+        arguments = {name: value for name, value in fields.items() if verb != "GET" or value}
+        _, answer = await self.http("POST", "/mcp", {
+            "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": {"name": f"asyncgate.{operation}", "arguments": arguments}})
+        return (answer["result"], None) if "result" in answer else (None, answer["error"]["data"]["code"])
+
+
 class Straight(Client):
     """A client in the process of the gate."""
 
@@ -344,8 +362,9 @@ class Straight(Client):
 class Load:
     """Agents, workers and a reader that use a server until told to stop."""
 
-    def __init__(self, server: Gates, seed: int, agents: int = 3, workers: int = 6) -> None:
+    def __init__(self, server: Gates, seed: int, agents: int = 3, workers: int = 6, *, mixed: bool = False) -> None:
         self.server, self.random, self.calls = server, random.Random(seed), list[Call]()
+        self.mixed = mixed      # every second client speaks MCP
         self.agents, self.workers = [f"a{n}" for n in range(agents)], [f"w{n}" for n in range(workers)]
         self.number = 0
         self.stopping = False
@@ -378,7 +397,8 @@ class Load:
 
     def client(self, by: str) -> Client:
         """Return a client that records into this load's history."""
-        self.clients.append(Client(self.server, by, self.write))
+        speaks = McpClient if self.mixed and len(self.clients) % 2 else Client
+        self.clients.append(speaks(self.server, by, self.write))
         return self.clients[-1]
 
     def write(self, call: Call) -> None:

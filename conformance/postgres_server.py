@@ -39,6 +39,22 @@ TAKEN = "could not create any TCP/IP sockets"
 SETTINGS = {"max_connections": "300", "shared_buffers": "128MB", "synchronous_commit": "on", "autovacuum": "on",
             "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
 HASTY = {"fsync": "off", "full_page_writes": "off"}
+FOLLOWS = "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'"
+BOUNCER = """
+[databases]
+* = host=127.0.0.1 port={target}
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users
+pool_mode = transaction
+default_pool_size = {sessions}
+max_client_conn = 500
+server_login_retry = 0.1
+"""
 HOW = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # The guard reads the id of the server process; its input ends when the test process ends, in whatever way.
 GUARD = """
@@ -390,10 +406,64 @@ class Standby(Cluster):
         if self.process.wait(PROCESS_SECONDS) != 0:
             raise RuntimeError(f"pg_basebackup of {self.source} failed:\n{self._told()}")
 
+    async def demand(self) -> None:
+        """Let each COMMIT of the primary wait for a standby, and wait until one follows."""
+        async with connected(self.primary.admin_url()) as db:
+            await db.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            await db.execute("SELECT pg_reload_conf()")
+            async with asyncio.timeout(PROCESS_SECONDS):
+                while not await db.fetchval(FOLLOWS):  # noqa: ASYNC110
+                    await asyncio.sleep(STEP)
+
     async def promote(self) -> None:
         """Stop following the primary, and accept writes."""
         async with connected(self.admin_url()) as db:
             await db.fetchval("SELECT pg_promote()")
+
+
+def find_bouncer() -> str | None:
+    """Return the program of PgBouncer, if it is installed."""
+    return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
+
+
+class Bouncer:
+    """PgBouncer in transaction mode, before a server or what stands before that."""
+
+    sessions = 3        # that all clients share
+
+    def __init__(self, cluster: Cluster, target: int = 0) -> None:
+        self.port, self.user, self.folder = free_port(), cluster.user, cluster.folder / "bouncer"
+        self.folder.mkdir()
+        (self.folder / "users").write_text(f'"{APP}" ""\n"postgres" ""\n')
+        self.config = self.folder / "pgbouncer.ini"
+        self.config.write_text(BOUNCER.format(target=target or cluster.port, port=self.port, folder=self.folder,
+                                              sessions=self.sessions))
+        if self.user:        # it runs as root no more than Postgres does
+            for path in (self.folder, *self.folder.iterdir()):
+                os.chown(path, self.user["user"], self.user["group"])
+
+    def __enter__(self) -> Self:
+        program = find_bouncer()
+        if program is None:
+            raise LookupError("pgbouncer is not installed")
+        log = self.folder / "log"
+        with log.open("ab") as file:
+            self.process = subprocess.Popen([program, self.config], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                            **self.user)
+        deadline = time.monotonic() + PROCESS_SECONDS
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return self
+            time.sleep(STEP)
+        raise RuntimeError(f"pgbouncer does not listen:\n{log.read_text()}")
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def url(self, url: str) -> str:
+        """Return the URL of a database through PgBouncer, without TLS: asyncpg logs it when it is cancelled at that."""
+        return urlsplit(url)._replace(netloc=f"{APP}@127.0.0.1:{self.port}", query="sslmode=disable").geturl()
 
 
 def _nobody() -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.history import read_stored
+from asyncgate.conformance.history import read_stored, violations
 from asyncgate.conformance.life import Bounds, Explored, Guards, Moves, compare, explore, find_strays
 from asyncgate.conformance.load import OneTenant
+from asyncgate.parts.model import stored
 
 
 @pytest.mark.parametrize("bounds", [Bounds(fences=1, outbox=True), Bounds(fences=2, calls=1)], ids=["outbox", "fences"])
@@ -86,3 +88,29 @@ async def test_a_receipt_that_is_missing_shows(gate: Gate) -> None:
             has_twin = receipt.receipt_type == "task.completed" in [row.receipt_type for row in chain[number + 1:]]
             is_step = receipt.receipt_type in steps and not has_twin
             assert bool(compare(end.tasks[task_id], end.leases.get(task_id), rest)) is is_step, receipt
+
+
+class Meanwhile(OneTenant):
+    """A backend in which a lease ends between the readings of two kinds."""
+
+    end: Any = None
+
+    async def page(self, tenant_id: str, query: Any) -> Any:
+        """Return a page; before the first of receipts end the lease."""
+        if getattr(query, "table", None) is stored.Receipt and (end := self.end):
+            self.end = None
+            await end()
+        return await self.backend.page(tenant_id, query)
+
+
+@pytest.mark.anyio
+async def test_what_is_judged_is_read_at_one_moment_though_a_gate_is_at_work(gate: Gate) -> None:
+    """Tasks that were read before, and receipts that were read after a completion, would not agree."""
+    backend, offer = Meanwhile(gate.backend, gate.tenant_id), await gate.leased()
+    backend.end = partial(gate.as_worker().complete, **under(offer), result=1)
+
+    final = await read_stored(backend)
+
+    assert backend.end is None
+    assert final[gate.tenant_id].tasks[offer.task_id].status == "succeeded"
+    assert violations([], final) == []

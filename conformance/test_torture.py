@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from asyncgate.backends import is_lasting, is_shared
+from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.load import CAN_LIMIT
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.torture import Site, TorturePlan, run_round
@@ -47,3 +48,20 @@ async def test_gates_that_are_killed_and_stopped_at_any_moment_lose_and_repeat_n
         limited = limited or any(call.operation == "set_limit" and call.reply for call in done.record.calls)
     assert unknown > 0
     assert limited or not CAN_LIMIT
+
+
+async def test_workers_ledgers_and_wires_that_break_lose_and_repeat_nothing(
+        database: str, rounds: int, tmp_path: Path, record_property: Any) -> None:
+    """Real workers, some clients over MCP, and gates whose receipts go to a ledger, with and without waiting for it."""
+    faults = ("kill", "worker", "ledger", "reset") if are_here(["receive_receipts"]) else ("kill", "worker", "reset")
+    plan = TorturePlan(database, faults, random.randrange(2**32), strikes=6, calls=60)
+    for number in range(1, rounds + 1):
+        done = await run_round(plan, Site(database, tmp_path), number)
+
+        record_property("torture", done.describe())
+        print(done.describe())
+        assert done.violations == [], f"seed {plan.seed}"
+        assert done.faults.keys() == set(faults)
+        assert done.record is not None
+        programs = [call for call in done.record.calls if call.by.startswith("w-program")]
+        assert any(call.operation == "complete" and call.reply for call in programs)

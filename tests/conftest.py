@@ -26,6 +26,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
+from asyncgate.conformance.forks import ForkingPopen
 from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import LOOP, SHARED
@@ -45,7 +46,6 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
-from tests.support.forks import ForkingPopen
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.programs import read_address
 
@@ -207,8 +207,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_unconfigure() -> None:
     """End what the programs of this process have started from."""
-    if ForkingPopen.nursery is not None:
-        ForkingPopen.nursery.close()
+    ForkingPopen.close_nursery()
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_340,
     "clients/typescript": 2_480,
     "commands": 8_420,
-    "conformance": 24_900,
+    "conformance": 25_700,
     "extras/a2a": 1_680,
     "extras/a2a_worker": 770,
     "extras/agents": 450,

@@ -6,17 +6,12 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -27,7 +22,7 @@ from asyncgate.backends.postgres.hosts import startup_error
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING
-from asyncgate.conformance.postgres_server import APP, Cluster, connected, find_programs, free_port
+from asyncgate.conformance.postgres_server import Bouncer, Cluster, connected, find_bouncer, find_programs
 from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
@@ -36,21 +31,6 @@ from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 POLL_SECONDS = 0.02
-SESSIONS = 3        # that all clients share
-CONFIG = """
-[databases]
-* = host=127.0.0.1 port={target}
-
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = trust
-auth_file = {folder}/users
-pool_mode = transaction
-default_pool_size = {sessions}
-max_client_conn = 500
-"""
 # What a session sees that has no tenant, and whether one was left to it.
 SEEN = """
 SELECT coalesce(current_setting('app.tenant_id', true), '') || (SELECT count(*) FROM asyncgate.tasks)
@@ -72,37 +52,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def bouncer(cluster: Cluster) -> Iterator[int]:
-    """The port of a PgBouncer before the cluster."""
-    program = shutil.which("pgbouncer")
-    if program is None:
+def bouncer(cluster: Cluster) -> Iterator[Bouncer]:
+    """A PgBouncer before the cluster."""
+    if find_bouncer() is None:
         pytest.skip("pgbouncer is not installed")
-    port, folder = free_port(), cluster.folder / "bouncer"
-    folder.mkdir()
-    (folder / "users").write_text(f'"{APP}" ""\n"postgres" ""\n')
-    config = folder / "pgbouncer.ini"
-    config.write_text(CONFIG.format(target=cluster.port, port=port, folder=folder, sessions=SESSIONS))
-    if cluster.user:        # it runs as root no more than Postgres does
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, cluster.user["user"], cluster.user["group"])
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, **cluster.user)
-    try:
-        listens(process, port, folder / "log")
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Wait until somebody answers at a port."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(POLL_SECONDS)
-    pytest.fail(f"pgbouncer does not listen:\n{log.read_text()}")
+    with Bouncer(cluster) as running:
+        yield running
 
 
 @pytest.fixture
@@ -120,9 +75,9 @@ def direct(cluster: Cluster, database: str) -> str:
 
 
 @pytest.fixture
-def url(bouncer: int, direct: str) -> str:
-    """The URL of the database through PgBouncer; asyncpg logs it when it is cancelled while it asks for TLS."""
-    return urlsplit(direct)._replace(netloc=f"{APP}@127.0.0.1:{bouncer}", query="sslmode=disable").geturl()
+def url(bouncer: Bouncer, direct: str) -> str:
+    """The URL of the database through PgBouncer."""
+    return bouncer.url(direct)
 
 
 @contextlib.asynccontextmanager
@@ -219,7 +174,7 @@ async def test_two_hundred_operations_at_once_on_three_sessions_leak_no_tenant(
         sessions = await db.fetchval(CLIENTS, database)
 
     assert seen == {"000"}
-    assert sessions == SESSIONS + 1     # and that of the instance
+    assert sessions == Bouncer.sessions + 1     # and that of the instance
     for tenant in tenants:
         tasks = (await tenant.everything())["Task"]
         assert {task.payload for task in tasks} == {f'{{"of":"{tenant.tenant_id}"}}'}

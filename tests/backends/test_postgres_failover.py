@@ -18,17 +18,17 @@ from asyncgate.backends.postgres.hosts import Hosts, address, one_by_one
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING
-from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs, free_port
+from asyncgate.conformance.postgres_server import FOLLOWS, Cluster, Standby, connected, find_programs, free_port
 from asyncgate.conformance.proxy import Proxy
+from asyncgate.conformance.torture import wrong_with
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow
 from asyncgate.parts.model.settings import DatabaseSettings
-from tests.backends.test_postgres_faults import HASTY, SOON, codes, first_success, opened, until, wrong_with
+from tests.backends.test_postgres_faults import HASTY, SOON, codes, first_success, opened, until
 
 pytestmark = pytest.mark.anyio
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
 WAITS = f"SELECT backend_xid::text {WAITING}"
-FOLLOWS = "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'"
 BURN = "SELECT pg_current_xact_id()::text::bigint"
 
 
@@ -46,16 +46,8 @@ def primary() -> Iterator[Cluster]:
 def standby(primary: Cluster) -> Iterator[Standby]:
     """A standby that each COMMIT of the primary waits for."""
     with Standby(primary) as running:
-        asyncio.run(demand(primary))
+        asyncio.run(running.demand())
         yield running
-
-
-async def demand(primary: Cluster) -> None:
-    """Let the primary wait for its standby, and see that it follows."""
-    async with connected(primary.admin_url()) as db:
-        await db.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await db.execute("SELECT pg_reload_conf()")
-    await until(lambda: value(primary, FOLLOWS))
 
 
 async def value(server: Cluster, question: str) -> Any:

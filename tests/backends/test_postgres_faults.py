@@ -29,12 +29,12 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.groups import Flight
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.history import Call, read_stored, violations
-from asyncgate.conformance.life import find_strays
-from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, finish_cascades, serving
+from asyncgate.conformance.history import Call
+from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.proxy import Proxy
+from asyncgate.conformance.torture import wrong_with
 from asyncgate.conformance.verify import verify
 from asyncgate.extras.ledger.calls import Calls
 from asyncgate.parts.model.database import LastingBackend
@@ -183,14 +183,6 @@ async def stored_tasks(url: str) -> set[str]:
     async with opened(url) as gate:
         assert (await verify(gate.backend)).problems == []
         return {task.task_id for task in (await gate.everything())["Task"]}
-
-
-async def wrong_with(url: str, load: Load) -> list[str]:
-    """What the history checker and verify have to say when all is over."""
-    async with opened(url) as gate:
-        await finish_cascades(gate.backend)
-        final = await read_stored(gate.backend)
-        return [*violations(load.calls, final), *find_strays(final), *(await verify(gate.backend)).problems]
 
 
 def codes(calls: list[Call]) -> set[str | None]:

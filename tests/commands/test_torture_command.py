@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncgate.commands.torture import FAULTS
 from asyncgate.conformance.postgres_server import find_programs
 
 
@@ -39,8 +40,9 @@ def test_a_run_is_reported_with_its_seed_its_numbers_and_its_command(tmp_path: P
     ([], "name the databases"),
     (["memory:"], "keeps nothing when its process ends"),
     (["sqlite:", "--faults", "restart"], "restart is for a bare postgres:"),
+    (["postgres:", "--faults", "kill,power"], "power is for a bare sqlite:, whose files this command makes itself"),
     (["sqlite:///gate.db", "--faults", "power"], "power is for a bare sqlite:"),
-    (["sqlite:", "--faults", "fire"], "there is no fault fire; there are kill, pause, restart, commit, disk, power"),
+    (["sqlite:", "--faults", "fire"], f"there is no fault fire; there are {FAULTS}"),
     (["sqlite:", "--gates", "2"], "serves one gate at a time"),
     (["--judge", __file__], "line 1 of ")])
 def test_what_cannot_be_done_is_refused_in_words(arguments: list[str], why: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from asyncgate.conformance.forks import FORKED
 from tests.support.each import each
-from tests.support.forks import FORKED
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -1,11 +1,11 @@
 """Programs of this package start in a fork of a process that has imported it: imports are most of what a start costs.
 
 It has served a gate of its own, too: the first session of MCP builds what the models of the SDK are checked with, and
-takes a second, more than all else that a program of a test does.
+takes a second, more than all else that a program of a test does.  `asyncgate torture` kills thousands of gates.
 
 It takes the command `asyncgate` and scripts that begin with FORKED, and only where nothing could tell: with another
 environment of the interpreter, another checkout in its folder, a terminal or more than three streams it starts as
-everywhere.  Its parent is the test process.
+everywhere.  Its parent is this process.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ import socket
 import subprocess
 import sys
 import threading
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
+
+from asyncgate import main
 from asyncgate.parts.model import ids
 
-ROOT = Path(__file__).parent.parent.parent
-MOST_BYTES = 200_000        # of a request: below the least that a socket of Linux takes at once
-PLAIN = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "gid": None, "gids": None, "uid": None,
-         "umask": -1, "close_fds": True, "restore_signals": True}
+ROOT = Path(__file__).parent.parent
+REQUEST_BYTES = 200_000     # below the least that a socket of Linux takes at once
+PLAIN_START = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "gid": None, "gids": None,
+               "uid": None, "umask": -1, "close_fds": True, "restore_signals": True}
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENSSL_", "OTEL_", "TZ")
 MODULE = ["-m", "asyncgate"]
 FORKED = "# may run in a fork of a process that has imported asyncgate\n"
 CODES = ("from asyncgate import main; main()", "import sys; from asyncgate import main; sys.exit(main())")
 PR_SET_CHILD_SUBREAPER = 36
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-IMPORTED = ("asyncgate.parts.app", "asyncgate.commands.main", "asyncgate.commands.cli", "asyncgate.backends.memory",
+IMPORTED = ("asyncgate.parts.app", "asyncgate.backends.memory",
             "asyncgate.backends.sqlite", "asyncgate.backends.postgres", "uvicorn.protocols.http.httptools_impl",
             "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "httpx2", "httpcore2._sync.http11",
             "encodings.idna", "h11", "anyio.streams.tls", "rich.console")
@@ -58,16 +60,17 @@ class Nursery:
     def __init__(self) -> None:
         self.ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = read_at_start(os.environ)
-        start = f"from tests.support.forks import run_nursery; exec(run_nursery({its.fileno()}))"
-        self.process = START([sys.executable, "-c", start], cwd=ROOT, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL, start_new_session=True)
+        start = (f"import {', '.join(IMPORTED)}\nfrom asyncgate.conformance.forks import run_nursery\n"
+                 f"exec(run_nursery({its.fileno()}))")
+        self.process = START_ANEW([sys.executable, "-c", start], cwd=ROOT, pass_fds=[its.fileno()],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
         its.close()
         self.adopt = ctypes.CDLL(None, use_errno=True).prctl
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         """Start a program; return its process id, which is one of a child of this process."""
         message = json.dumps(request).encode()
-        if len(message) > MOST_BYTES:
+        if len(message) > REQUEST_BYTES:
             raise Unforkable
         # Whoever starts it ends at once, and the nearest process that adopts becomes its parent.  For this moment only:
         # what else loses its parent belongs to nobody here.
@@ -91,29 +94,37 @@ class Nursery:
 
 
 class ForkingPopen(subprocess.Popen):       # type: ignore[type-arg]
-    """A Popen that forks what it can."""
+    """A Popen that forks what it can, on Linux."""
 
     nursery: Nursery | None = None
     lock = threading.Lock()
+
+    @classmethod
+    def close_nursery(cls) -> None:
+        """End what the programs of this process have started from."""
+        if cls.nursery is not None:
+            cls.nursery.close()
+            cls.nursery = None
 
     def _execute_child(self, *given: Any) -> None:
         asked = dict(zip(NAMES, given, strict=True))
         with self.lock:
             pid = self._fork(asked)
         if pid is None:
-            START._execute_child(self, *given)      # type: ignore[attr-defined]
+            START_ANEW._execute_child(self, *given)      # type: ignore[attr-defined]
             return
         self.pid, self._child_created = pid, True
         self._close_pipe_fds(*(asked[name] for name in STREAMS))    # type: ignore[attr-defined]
 
     def _fork(self, asked: dict[str, Any]) -> int | None:
         environment = asked["env"] if asked["env"] is not None else os.environ
-        ends = [at if at != -1 else number for number, at in enumerate(asked[name] for name in ENDS)]
+        ends = [at if at != -1 else number for number, at in enumerate(asked[name] for name in PROGRAM_ENDS)]
         command = [str(part) for part in asked["args"]] if isinstance(asked["args"], list | tuple) else []
         cwd = Path(asked["cwd"] or ".").absolute()
-        if (not is_forkable(command) or not is_plain_folder(cwd) or any(os.isatty(end) for end in ends)
-                or any(asked[name] != value for name, value in PLAIN.items()) or asked["process_group"] not in (-1, 0)
-                or "COVERAGE_PROCESS_CONFIG" in environment):
+        if (sys.platform != "linux" or not is_forkable(command) or not is_plain_folder(cwd)
+                or any(os.isatty(end) for end in ends)
+                or any(asked[name] != value for name, value in PLAIN_START.items())
+                or asked["process_group"] not in (-1, 0) or "COVERAGE_PROCESS_CONFIG" in environment):
             return None
         nursery = ForkingPopen.nursery = ForkingPopen.nursery or Nursery()
         if read_at_start(environment) != nursery.environment:
@@ -126,14 +137,14 @@ class ForkingPopen(subprocess.Popen):       # type: ignore[type-arg]
         return None
 
 
-START = subprocess.Popen
-NAMES = [*inspect.signature(START._execute_child).parameters][1:]      # type: ignore[attr-defined]
+START_ANEW = subprocess.Popen
+NAMES = [*inspect.signature(START_ANEW._execute_child).parameters][1:]      # type: ignore[attr-defined]
 STREAMS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-ENDS = ("p2cread", "c2pwrite", "errwrite")      # the program's
+PROGRAM_ENDS = ("p2cread", "c2pwrite", "errwrite")      # the program's
 
 
 def is_forkable(command: list[str]) -> bool:
-    """Whether this is the command `asyncgate`, or a script that may be forked, run by the interpreter of the tests."""
+    """Whether this is the command `asyncgate`, or a script that may be forked, run by this interpreter."""
     return command[:1] == [sys.executable] and (command[1:3] == MODULE or is_script(command) or (
         command[1:2] == ["-c"] and "; ".join(command[2].strip().splitlines()) in CODES))
 
@@ -158,10 +169,8 @@ def read_at_start(environment: Any) -> dict[str, str]:
 
 def run_nursery(number: int) -> str:
     """Fork when the socket of this number asks for it; return what runs in a fork, or nothing at the end."""
-    for name in IMPORTED:
-        import_module(name)
-    its = socket.socket(fileno=number)
-    warm = False
+    main.list_commands(click.Context(main))      # which imports the commands
+    its, warm = socket.socket(fileno=number), False
     while True:
         if not warm and not select.select([its], [], [], 0)[0]:     # the first program does not wait for it
             asyncio.run(warm_up())
@@ -169,7 +178,7 @@ def run_nursery(number: int) -> str:
             gc.collect()
             gc.freeze()
             warm = True
-        message, streams, _, _ = socket.recv_fds(its, MOST_BYTES, len(ENDS))
+        message, streams, _, _ = socket.recv_fds(its, REQUEST_BYTES, len(PROGRAM_ENDS))
         if not message:
             return ""
         request = json.loads(message)
@@ -180,7 +189,7 @@ def run_nursery(number: int) -> str:
                 os._exit(0)
             its.close()
             become(streams, **request)
-            return "from tests.support.forks import run_program; run_program()"
+            return "from asyncgate.conformance.forks import run_program; run_program()"
         for stream in streams:
             os.close(stream)
         os.waitpid(middle, 0)
@@ -189,7 +198,6 @@ def run_nursery(number: int) -> str:
 
 def run_program() -> None:
     """Run a program and end as an interpreter does, but do not take apart what was imported: that costs a start."""
-    from asyncgate.commands.main import main
     status: Any = None
     try:
         runpy.run_path(sys.argv[0], run_name="__main__") if is_script(sys.orig_argv) else main()
@@ -247,8 +255,8 @@ def become(streams: list[int], command: list[str], environment: dict[str, str], 
         os.setpgid(0, 0)
     sys.orig_argv[:], sys.argv[:] = command, ["-c", *command[3:]]
     if command[1:3] == MODULE:
-        main: Any = sys.modules["__main__"]
-        main.__package__, sys.argv[0] = "", str(ROOT / "asyncgate.py")      # its usage calls it by these
+        script: Any = sys.modules["__main__"]
+        script.__package__, sys.argv[0] = "", str(ROOT / "asyncgate.py")      # its usage calls it by these
     elif is_script(command):
         sys.argv[:], sys.path[0] = command[1:], str(Path(command[1]).parent)
     if environment.get("PYTHONPATH") == str(ROOT):

@@ -1,0 +1,397 @@
+"""The faults of torture, each a line of FAULTS; the databases to which they can be done, and the stage of a round."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from asyncgate.conformance.between import BreakingWire, Witness
+from asyncgate.conformance.forks import FORKED, ForkingPopen
+from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fleet
+from asyncgate.conformance.plugin import POSTGRES, make_empty_file
+from asyncgate.conformance.postgres_server import Bouncer, Cluster, Standby, connected, find_bouncer, free_port
+from asyncgate.conformance.proxy import Proxy, Trap
+
+EVERY_COMMITS = (3, 5, 9)
+PAUSED_SECONDS = 3.0
+CLIENTS = 3, 6          # agents and workers; of several gates twice as many
+PROGRAMS = 2            # workers in processes of their own
+START_TRIES = 5         # to start a gate whose database fails just then, as a supervisor would
+LEDGER_TOKEN = "a-token-of-the-ledger"
+ROLE, DATABASE_NAME = "asyncgate_app", "gate"
+SESSIONS = f"pg_stat_activity WHERE usename = '{ROLE}'"
+WORKER = FORKED + """
+import logging, random, time
+from asyncgate.clients.worker import Worker
+logging.getLogger("asyncgate").setLevel(logging.ERROR)
+worker = Worker({url!r}, {name!r}, token={key!r}, worker_kind="worker", capabilities=["gpu"], concurrency=2,
+                ttl_seconds=2, state={state!r}, declare=False)
+@worker.task()
+def work(payload):
+    time.sleep(random.choice([0.0, 0.0, 0.02, 0.02, 1.0]))
+    if random.random() < 0.2:
+        raise RuntimeError("no luck")
+    return 1
+worker.run()
+"""
+# A gate whose clock is an hour behind, right, or an hour ahead, and jumps at SIGUSR1.
+CLOCK = """
+import random, signal, time
+real, ahead = time.time, random.sample([-3600.0, 0.0, 3600.0], 3)
+time.time = lambda: real() + ahead[0]
+signal.signal(signal.SIGUSR1, lambda *_: ahead.append(ahead.pop(0)))
+"""
+LEDGER_GATE: dict[str, Any] = {
+    "receipt_mode": "memorygate_integrated", "ledger.auth_token": LEDGER_TOKEN, "ledger.timeout_ms": 2000,
+    "ledger.circuit_breaker.timeout_seconds": 0.1, "ledger.emission_retry.retry_interval_seconds": 0.2,
+    "ledger.emission_retry.max_retries": 3}
+QUICK: dict[str, Any] = {"database.timeout_seconds": 2}     # to notice a silent database
+
+
+class Site:
+    """A database to torture, and what stands before it."""
+
+    def __init__(self, url: str, folder: Path, cluster: Cluster | None = None, proxy: Proxy | None = None) -> None:
+        self.url, self.folder, self.cluster, self.proxy = url, folder, cluster, proxy
+        self.standby: Standby | None = None
+        self.bouncer: Bouncer | None = None
+        self.broken: list[Cluster] = []
+        self.trap: Trap | None = None
+
+    def make_database(self, number: int) -> str:
+        """Return the URL of the database of a round; a bare `sqlite:` gets a fresh file each time."""
+        if self.cluster is not None:
+            return self.cluster.url(DATABASE_NAME)
+        if self.url != "sqlite:":
+            return self.url.replace("{tmp}", str(self.folder))
+        path = self.folder / f"gate-{number}.db"
+        path.touch(0o600)
+        path.write_bytes(make_empty_file())
+        return f"sqlite:///{path}"
+
+    def reach(self, database: str) -> dict[str, Any]:
+        """Return how the gates reach the database."""
+        if self.proxy is None:
+            return {"database": database}
+        way = self.proxy.url(database)
+        return {"database": way} if self.bouncer is None else {
+            "database": self.bouncer.url(way), "database.pgbouncer": "true", "database.direct_url": way}
+
+    def set_trap(self, draw: random.Random) -> None:
+        """Let COMMITs go wrong from now on."""
+        assert self.proxy is not None
+        set_trap = draw.choice([self.proxy.lose_reply, self.proxy.cut_before])
+        self.trap = set_trap(draw.choice(EVERY_COMMITS), again=True)
+
+    async def spring(self) -> int:
+        """Let all COMMITs through again; return how many went wrong."""
+        trap, self.trap = self.trap, None
+        if trap is None or self.proxy is None:
+            return 0
+        await self.proxy.restore()
+        return trap.caught
+
+    async def fail_over(self) -> None:
+        """Let the primary die and its standby take over; then make it a standby of its own."""
+        assert self.cluster is not None
+        assert self.standby is not None
+        assert self.proxy is not None
+        await asyncio.to_thread(self.cluster.stop, "immediate")
+        await self.standby.promote()
+        self.broken.append(self.cluster)
+        self.cluster, self.proxy.target = self.standby, self.standby.port
+        if len(self.broken) > 1:        # the first has the files of PgBouncer, too
+            await asyncio.to_thread(self.broken.pop().close)
+        await self.follow()
+
+    async def follow(self) -> None:
+        """Make a standby that each COMMIT waits for."""
+        assert self.cluster is not None
+        self.standby = Standby(self.cluster)
+        await asyncio.to_thread(self.standby.start)
+        await self.standby.demand()
+
+    def close(self) -> None:
+        """End all servers."""
+        if self.bouncer is not None:
+            self.bouncer.__exit__()
+        for server in (self.standby, self.cluster, *self.broken):
+            if server is not None:
+                server.close()
+
+
+@contextlib.asynccontextmanager
+async def open_site(url: str, faults: tuple[str, ...]) -> AsyncIterator[Site]:
+    """Keep a database to torture during a block, and the folder of its files."""
+    with tempfile.TemporaryDirectory(prefix="asyncgate-torture-") as name:
+        if url != POSTGRES:
+            yield Site(url, Path(name))
+            return
+        cluster = Cluster()
+        site = Site(url, Path(name), cluster)
+        try:
+            cluster.start()
+            await cluster.migrated_database(DATABASE_NAME)
+            if "failover" in faults:
+                await site.follow()
+            async with Proxy(cluster.port) as site.proxy:
+                if "bouncer" in faults:
+                    site.bouncer = Bouncer(cluster, site.proxy.port).__enter__()
+                yield site
+        finally:
+            site.close()
+
+
+class Program:
+    """A worker as users run one, in a process of its own."""
+
+    def __init__(self, url: str, name: str, folder: Path) -> None:
+        self.log, self.script = folder / f"{name}.log", folder / f"{name}.py"
+        self.script.write_text(WORKER.format(url=url, name=name, key=KEY, state=str(folder / name)))
+
+    def start(self) -> None:
+        """Start the process."""
+        with self.log.open("ab") as log:
+            self.process = ForkingPopen([sys.executable, str(self.script)], stdin=subprocess.DEVNULL,
+                                        stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Stage:
+    """What a round happens on: gates, their clients, and what some faults need besides."""
+
+    load: Load
+    gates: Fleet
+    wire: BreakingWire | None = None
+    ledger: LedgerServer | None = None
+    mode = "standalone"
+
+    def __init__(self, site: Site, draw: random.Random) -> None:
+        self.site, self.draw = site, draw
+        self.programs: list[Program] = []
+        self.snapshots = AsyncExitStack()
+
+
+@contextlib.asynccontextmanager
+async def open_stage(site: Site, draw: random.Random, faults: list[str], database: str, gates: int,
+                     first: str) -> AsyncIterator[Stage]:
+    """Serve the clients of a round during a block."""
+    stage, settings = Stage(site, draw), dict(HASTY_GATE)
+    for fault in faults:
+        settings |= FAULTS[fault].settings
+    async with AsyncExitStack() as stack:
+        if "ledger" in faults:
+            stage.mode = draw.choice(["eventual", "strict"])
+            stage.ledger = LedgerServer(f"sqlite:///{tempfile.mkdtemp(dir=site.folder)}/ledger.db", free_port(),
+                                        LEDGER_TOKEN)
+            await asyncio.to_thread(stage.ledger.__enter__)
+            stack.callback(stage.ledger.__exit__)
+            settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
+        clock = "clock" in faults
+        stage.gates = await stack.enter_async_context(fleet(
+            **site.reach(database), seed=draw.randrange(2**32), count=gates, first=CLOCK + first if clock else first,
+            **settings))
+        server: Any = stage.gates
+        if "reset" in faults:
+            server = stage.wire = await stack.enter_async_context(BreakingWire(server, draw.randrange(8000)))
+        stage.load = await stack.enter_async_context(aclosing(Load(
+            server, draw.randrange(2**32), *(number * min(gates, 2) for number in CLIENTS), mixed=True)))
+        await stack.enter_async_context(stage.snapshots)
+        if "worker" in faults:
+            witness = await stack.enter_async_context(Witness(server, stage.load.write))
+            folder = Path(tempfile.mkdtemp(dir=site.folder))
+            for number in range(PROGRAMS):
+                program = Program(f"http://127.0.0.1:{witness.port}", f"w-program-{number}", folder)
+                await asyncio.to_thread(program.start)
+                stack.callback(program.kill)
+                stage.programs.append(program)
+        yield stage
+
+
+async def settle(gates: Fleet) -> None:
+    """Wait until nothing is on its way to the ledger."""
+    async with aclosing(Client(gates, "a0")) as client, asyncio.timeout(60):
+        while True:
+            health = await client.insist("health")
+            lag = health.reply["receipt_ledger_lag"] if health.reply else {}
+            if lag.get("waiting") == lag.get("unsettled") == 0:
+                return
+            await asyncio.sleep(0.05)
+
+
+# What each fault does; the first word of what it returns names the fault.
+
+
+async def kill_gate(stage: Stage) -> str:
+    """Kill a gate, and start it again."""
+    number = stage.draw.randrange(len(stage.gates.servers))
+    await stage.gates.kill(number, tries=START_TRIES)
+    return f"kill gate {number}"
+
+
+async def pause_gate(stage: Stage) -> str:
+    """Stop a gate for a while."""
+    number = stage.draw.randrange(len(stage.gates.servers))
+    seconds = stage.draw.uniform(0.05, PAUSED_SECONDS) if stage.draw.random() < 0.5 else 0.05
+    process = stage.gates.servers[number].process
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    process.send_signal(signal.SIGCONT)
+    return f"pause gate {number} for {seconds:.2f} s"
+
+
+async def kill_worker(stage: Stage) -> str:
+    """Kill a worker's process, and start it again in the same place."""
+    program = stage.draw.choice(stage.programs)
+    await asyncio.to_thread(program.kill)
+    await asyncio.to_thread(program.start)
+    return "worker"
+
+
+async def kill_ledger(stage: Stage) -> str:
+    """Kill the ledger, and start it again a little later."""
+    assert stage.ledger is not None
+    await asyncio.to_thread(stage.ledger.__exit__)
+    await asyncio.sleep(stage.draw.choice([0.0, 0.5]))
+    await asyncio.to_thread(stage.ledger.__enter__)
+    return f"ledger, {stage.mode}"
+
+
+async def restart_postgres(stage: Stage) -> str:
+    """End Postgres, in order or as in a crash, and start it again."""
+    assert stage.site.cluster is not None
+    mode: Literal["fast", "immediate"] = stage.draw.choice(["fast", "immediate"])
+    await asyncio.to_thread(stage.site.cluster.restart, mode)
+    return f"restart {mode}"
+
+
+async def fail_over(stage: Stage) -> str:
+    """Let the synchronous standby take over from a primary that died."""
+    await stage.site.fail_over()
+    return "failover"
+
+
+async def kill_bouncer(stage: Stage) -> str:
+    """Kill PgBouncer, and start it again."""
+    assert stage.site.bouncer is not None
+    await asyncio.to_thread(stage.site.bouncer.__exit__)
+    await asyncio.to_thread(stage.site.bouncer.__enter__)
+    return "bouncer"
+
+
+async def silence(stage: Stage) -> str:
+    """Let all connections to the database die in silence, as behind a router that lost its memory."""
+    assert stage.site.proxy is not None
+    stage.site.proxy.forget()
+    await asyncio.sleep(0.5)
+    return "silence"
+
+
+async def outside(stage: Stage, *statements: str) -> Any:
+    """Run statements as a superuser of the database."""
+    assert stage.site.cluster is not None
+    async with connected(stage.site.cluster.admin_url(DATABASE_NAME)) as db:
+        for statement in statements:
+            await db.execute(statement)
+
+
+async def end_sessions(stage: Stage) -> str:
+    """End some sessions of the gates, as an operator may, whatever they are at."""
+    await outside(stage, f"SELECT pg_terminate_backend(pid) FROM {SESSIONS} AND random() < 0.5")
+    return "sessions"
+
+
+async def lock(stage: Stage) -> str:
+    """Hold locks of rows, in an order that may be a deadlock, or of a whole table."""
+    import asyncpg
+    assert stage.site.cluster is not None
+    seconds, whole = stage.draw.uniform(0.1, 3.0), stage.draw.random() < 0.5
+    async with connected(stage.site.cluster.admin_url(DATABASE_NAME)) as db:
+        with contextlib.suppress(asyncpg.DeadlockDetectedError):
+            async with db.transaction():
+                if whole:
+                    await db.execute("LOCK TABLE asyncgate.states IN ACCESS EXCLUSIVE MODE")
+                    await asyncio.sleep(seconds)
+                for _ in range(0 if whole else 10):
+                    await db.execute("SELECT 1 FROM asyncgate.states WHERE status <> 'succeeded' ORDER BY random() "
+                                     "LIMIT 3 FOR UPDATE")
+                    await asyncio.sleep(seconds / 10)
+    return f"lock of {'a table' if whole else 'rows'} for {seconds:.1f} s"
+
+
+async def exhaust(stage: Stage) -> str:
+    """Let the database refuse connections for a while, because there are too many."""
+    try:
+        await outside(stage, f"ALTER ROLE {ROLE} CONNECTION LIMIT 0",
+                      f"SELECT pg_terminate_backend(pid) FROM {SESSIONS}")
+        await asyncio.sleep(stage.draw.uniform(0.1, 1.0))
+    finally:
+        await outside(stage, f"ALTER ROLE {ROLE} CONNECTION LIMIT -1")
+    return "exhaust"
+
+
+async def hold_snapshot(stage: Stage) -> str:
+    """Begin to read, as a backup does, until the round ends: nothing that is deleted meanwhile can be cleaned up."""
+    assert stage.site.cluster is not None
+    db = await stage.snapshots.enter_async_context(connected(stage.site.cluster.admin_url(DATABASE_NAME)))
+    await db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    await db.execute("SELECT count(*) FROM asyncgate.receipts")
+    return "snapshot"
+
+
+async def jump(stage: Stage) -> str:
+    """Let the clock of a gate jump by an hour or two."""
+    number = stage.draw.randrange(len(stage.gates.servers))
+    stage.gates.servers[number].process.send_signal(signal.SIGUSR1)
+    return f"clock of gate {number}"
+
+
+class Fault(NamedTuple):
+    """A fault: what happens, to which databases, by what; without that it is there from the begin to the end."""
+
+    about: str
+    fits: str = ""                  # a bare URL, or any lasting database
+    strike: Callable[[Stage], Awaitable[str]] | None = None
+    usual: bool = False             # comes unless others are named
+    settings: dict[str, Any] = {}   # of the gates
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": Fault("a gate is killed (SIGKILL) and started again", "", kill_gate, True),
+    "pause": Fault("a gate is stopped (SIGSTOP) for up to three seconds, and continued", "", pause_gate, True),
+    "worker": Fault("the process of a worker is killed, and started again in the same place", "", kill_worker),
+    "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
+                    "started again", "", kill_ledger, settings=LEDGER_GATE),
+    "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
+    "restart": Fault("Postgres ends, in order or as in a crash, and is started again", POSTGRES, restart_postgres,
+                     True),
+    "commit": Fault("connections are cut at COMMIT, before it or before its reply gets through", POSTGRES, usual=True),
+    "failover": Fault("Postgres dies, and its synchronous standby takes over", POSTGRES, fail_over),
+    "bouncer": Fault("PgBouncer, through which the gates reach Postgres, is killed and started again", POSTGRES,
+                     kill_bouncer),
+    "silence": Fault("all connections to Postgres die without a word", POSTGRES, silence, settings=QUICK),
+    "sessions": Fault("some sessions of Postgres are ended by an operator", POSTGRES, end_sessions),
+    "lock": Fault("others hold locks of rows or of a table, also in an order that is a deadlock", POSTGRES, lock,
+                  settings=QUICK),
+    "exhaust": Fault("Postgres has no connection left", POSTGRES, exhaust),
+    "snapshot": Fault("a transaction that reads stays open until the round ends", POSTGRES, hold_snapshot),
+    "clock": Fault("gates have clocks that are an hour apart, and jump", POSTGRES, jump),
+    "disk": Fault("calls on the files of SQLite fail in some way, once, twice or for long", "sqlite:"),
+    "power": Fault("the power is cut: what SQLite has not synced is lost, kept, reordered or torn", "sqlite:")}
+OF_DISKS = ("disk", "power")
+MISSING_PARTS: dict[str, Callable[[], str]] = {
+    "bouncer": lambda: "" if find_bouncer() else "pgbouncer is not installed"}
