@@ -17,11 +17,11 @@ from asyncgate.clients import AsyncGate, NotAGate, SyncGate, Unreachable
 from asyncgate.clients.http import AsyncHttp, CheckedReply, find_reply_flaw
 from asyncgate.clients.operations import CALLS
 from asyncgate.clients.worker import Worker
+from asyncgate.conformance.forks import read_at_start
 from asyncgate.parts.operations import OPERATIONS
 from tests.clients.test_worker import at_work, ended, gate, until_so
 from tests.conftest import TOKEN
 from tests.support.each import each
-from tests.support.forks import read_at_start
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.portal import FOREIGN, PAGE, Portal, open_portal
 
