@@ -47,6 +47,8 @@ def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Write torture.json and torture.html there, and of what went wrong its history, the smallest part "
                    "that shows it, and a drawing.")
+@click.option("--soak", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
+              help="No faults: serve each database for so long, and judge whether memory, disk and times grow.")
 @click.option("--judge", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Judge a history that was written earlier, and do nothing else.")
 def torture(urls: tuple[str, ...], judge: Path | None, **asked: Any) -> None:
@@ -59,6 +61,8 @@ def torture(urls: tuple[str, ...], judge: Path | None, **asked: Any) -> None:
     from importlib.util import find_spec
     if find_spec("pytest") is None:
         raise click.UsageError("torture needs the package's extra test: pip install 'asyncgate[test]'")
+    if asked["soak"] and (asked["rounds"] or asked["seconds"] or asked["faults"]):
+        raise click.UsageError("a soak has no rounds and no faults: leave --rounds, --seconds and --faults out")
     if bool(urls) == bool(judge):
         raise click.UsageError("name the databases, such as sqlite: and postgres:, or a history with --judge")
     wrong = judge_again(judge) if judge else torture_databases(urls, **asked)
@@ -83,17 +87,19 @@ def judge_again(path: Path) -> int:
 
 
 def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float, faults: tuple[str, ...],
-                      strikes: int, calls: int, gates: int, seed: int | None, report: Path | None) -> int:
+                      strikes: int, calls: int, gates: int, seed: int | None, report: Path | None,
+                      soak: float | None) -> int:
     """Run the rounds of each database; return the number of violations."""
     from asyncgate.conformance import evidence as part
     from asyncgate.conformance.disks import NoShim
     from asyncgate.conformance.forks import ForkingPopen
+    from asyncgate.conformance.soak import CALLS_PER_SECOND, run_soak
     from asyncgate.conformance.torture import TorturePlan, Unfit, plan_faults, run_rounds
     seed = random.randrange(2**32) if seed is None else seed
     most = rounds or (sys.maxsize if seconds else 5)
     try:
-        plans = [TorturePlan(url, plan_faults(url, faults, gates), seed, gates, strikes=strikes, calls=calls)
-                 for url in urls]
+        plans = [TorturePlan(url, () if soak else fit, seed, gates, strikes=strikes, calls=calls)
+                 for url in urls for fit in [plan_faults(url, faults, gates)]]
     except Unfit as why:
         raise click.UsageError(str(why)) from None
     atexit.register(ForkingPopen.close_nursery)
@@ -103,7 +109,7 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
     shown = part.begin_evidence(command, seed, gates)
     click.echo(f"seed {seed}")
     for plan in plans:
-        click.echo(f"{part.mask(plan.url)}: {', '.join(plan.faults)}")
+        click.echo(f"{part.mask(plan.url)}: {', '.join(plan.faults) or f'a soak of {soak:g} minutes'}")
 
         def tell(done: Round, plan: TorturePlan = plan) -> None:
             click.echo(done.describe())
@@ -111,7 +117,8 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
                 click.echo(f"  {text}")
             shown.count(plan, done, report)
         try:
-            asyncio.run(run_rounds(plan, most, seconds, tell))
+            asyncio.run(run_soak(plan, soak * 60, CALLS_PER_SECOND, tell) if soak else
+                        run_rounds(plan, most, seconds, tell))
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
         except NoShim as why:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from asyncgate.conformance import drift
 from asyncgate.conformance.faults import FAULTS
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.minimizing import minimize
@@ -31,6 +32,8 @@ NOT_COVERED = (
     "fail-over by a cluster manager: a standby was promoted by this command",
     "a simulation of the order of all steps, and a model that is exhausted")
 LISTED_VIOLATIONS = 20        # violations of a round that are listed
+MOST_MINIMIZED = 20_000       # calls: delta debugging of a longer history takes hours
+TREND_HEADS = ("measured", "second quarter", "last quarter", "change in the second half, or times", "allowed", "judged")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { border: 1px solid #d0d7de; padding: .3rem .6rem }
@@ -64,6 +67,8 @@ class Tortured(Struct):
     seconds: float = 0.0
     violations: int = 0
     done: Counter[str] = field(default_factory=Counter)
+    trends: list[drift.Trend] = field(default_factory=list)         # of a soak
+    samples: str = ""           # the file of its measurements, beside the report
 
 
 class TortureReport(Struct):
@@ -85,6 +90,11 @@ class TortureReport(Struct):
         if not self.databases or self.databases[-1].database != name:
             self.databases.append(Tortured(name, list(plan.faults)))
         row = self.databases[-1]
+        if done.record is not None and done.record.samples:
+            row.trends = drift.find_trends(done.record.samples)
+            if folder is not None:
+                row.samples = f"soak-{name.partition(':')[0]}.jsonl"
+                write_record(folder / row.samples, Recorded(tenant=done.record.tenant, samples=done.record.samples))
         row.rounds += 1
         row.done += done.faults
         for field_name in ("operations", "unknown", "tasks", "seconds"):
@@ -118,6 +128,9 @@ def keep_history(folder: Path, name: str, number: int, violation: Violation, rec
     violation.smallest, violation.drawing = f"{part}.jsonl", f"{part}.html"
     if not (folder / violation.history).exists():
         write_record(folder / violation.history, record)
+    if len(record.calls) > MOST_MINIMIZED:
+        violation.smallest = violation.drawing = ""
+        return
     smallest = minimize(record, violation.text) if violation.text not in record.others else record
     write_record(folder / violation.smallest, smallest)
     (folder / violation.drawing).write_text(draw_history(smallest, violation.text), encoding="utf-8")
@@ -141,6 +154,8 @@ def show_evidence(evidence: TortureReport) -> str:
     parts = [
         f"<h1>AsyncGate under torture</h1><p class={'bad' if wrong else 'good'}>{wrong} violations.</p>",
         f"<pre>{escape(evidence.command)}</pre>", write_table(heads, rows), write_table(known, [[*known.values()]]),
+        *(f"<h2>Soak of {escape(row.database)}</h2>{write_table(TREND_HEADS, drift.list_rows(row.trends))}"
+          for row in evidence.databases if row.trends),
         "<h2>Faults</h2><ul>" + "".join(f"<li>{fault}: {escape(FAULTS[fault].about)}</li>" for fault in faults)
         + "</ul>",
         "<h2>Violations</h2><ul>" + "".join(map(show_violation, evidence.violations)) + "</ul>" if wrong else "",

@@ -11,6 +11,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import datetime
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -550,8 +551,15 @@ class History:
         lease = self.end.leases.get(held.task_id)
         if lease is not None and (lease.lease_id, lease.ending) == (held.lease_id, "live"):
             return float("inf")
-        used = [call.started for call in self.done(*SHOWS_LEASE) if call.ask.get("lease_id") == held.lease_id]
-        return min(max(used, default=held.granted.ended), held.ended)
+        return min(self._last_use.get(held.lease_id, held.granted.ended), held.ended)
+
+    @cached_property
+    def _last_use(self) -> dict[str, float]:
+        """The begin of the last call that shows a lease to live, by lease; whoever looks for each lease needs it."""
+        used: dict[str, float] = {}
+        for call in self.done(*SHOWS_LEASE):
+            used[call.ask["lease_id"]] = max(call.started, used.get(call.ask["lease_id"], 0.0))
+        return used
 
     def parks(self) -> Iterator[str]:
         """A parked task is leased to nobody before its time, unless it was on hold and released; parks are counted."""

@@ -362,6 +362,9 @@ class Straight(Client):
 class Load:
     """Agents, workers and a reader that use a server until told to stop."""
 
+    ttls: tuple[int, ...] = (1, 1, 60)      # of the workers' leases
+    bulks = BULKS
+
     def __init__(self, server: Gates, seed: int, agents: int = 3, workers: int = 6, *, mixed: bool = False) -> None:
         self.server, self.random, self.calls = server, random.Random(seed), list[Call]()
         self.mixed = mixed      # every second client speaks MCP
@@ -455,7 +458,7 @@ class Load:
         while not self.stopping:
             claim = await client.insist("lease_next", claim_id=f"{name}-{self.next()}",
                                         max_tasks=self.random.randint(1, 3), capabilities=["gpu"],
-                                        lease_ttl_seconds=self.random.choice([1, 1, 60]))
+                                        lease_ttl_seconds=self.random.choice(self.ttls))
             for offer in claim.reply["tasks"] if claim.reply else ():
                 await self.work(client, {"task_id": offer["task_id"], "lease_id": offer["lease_id"],
                                          "fence": offer["fence"]})
@@ -575,7 +578,9 @@ class Load:
         """Do something to many tasks, again and again, in small pieces."""
         client, draw = self.client("o2"), self.random
         while not self.stopping:
-            asks = {**draw.choice(BULKS), **({"created_by": draw.choice(self.agents)} if draw.random() < 0.5 else {})}
+            asks = dict(draw.choice(self.bulks))
+            if draw.random() < 0.5:
+                asks["created_by"] = draw.choice(self.agents)
             if asks["action"] == "prioritize":
                 asks["priority"] = draw.randint(0, 5)
             preview = await client.insist("preview_bulk", **asks)

@@ -1,7 +1,8 @@
 """The record of a round: what its clients saw, what was done to the gates, and what was stored at the end.
 
 It is a file of JSON lines: `begin`, then `invoke`, `ok`, `fail`, `unknown` and `fault` in the order of time, then a
-`row` for everything stored, then each `problem`.  `asyncgate torture --judge FILE` judges it again, without a database.
+`row` for everything stored, each `sample` of a soak, and each `problem`.  `asyncgate torture --judge FILE` judges it
+again, without a database.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from asyncgate.conformance import life
+from asyncgate.conformance import drift, life
 from asyncgate.conformance.history import STORED, Call, Stored, assemble, violations
 
 RECORDED_KINDS = {kind.__name__: kind for kind in STORED}
@@ -36,12 +37,14 @@ class Recorded(Struct):
     marks: list[Mark] = field(default_factory=list)
     rows: RowsByKind = field(default_factory=dict)
     others: list[str] = field(default_factory=list)     # problems that need the database to be found
+    samples: list[drift.Sample] = field(default_factory=list)       # of a soak
 
     def judge(self, checks: frozenset[str] = frozenset()) -> list[str]:
         """Return the violations of the history, of all checks or of those named."""
         final = {self.tenant: self.stored()}
         strays = life.find_strays(final) if not checks or "LIFE" in checks else []
-        return [*violations(self.calls, final, checks), *strays]
+        drifts = drift.judge_samples(self.samples) if not checks or "SOAK" in checks else []
+        return [*violations(self.calls, final, checks), *strays, *drifts]
 
     def stored(self) -> Stored:
         """Return the final state."""
@@ -53,6 +56,7 @@ def write_record(path: Path, record: Recorded) -> None:
     lines: list[dict[str, Any]] = [{"event": "begin", "tenant": record.tenant, **record.about}]
     lines += sorted([*list_events(record)], key=lambda line: line["at"])
     lines += [{"event": "row", "kind": kind, "row": row} for kind, rows in record.rows.items() for row in rows]
+    lines += [{"event": "sample", **msgspec.to_builtins(sample)} for sample in record.samples]
     lines += [{"event": "problem", "text": text} for text in record.others]
     with path.open("wb") as file:
         for line in lines:
@@ -102,6 +106,8 @@ def take_line(record: Recorded, begun: dict[int, Call], line: dict[str, Any]) ->
     elif event == "row":
         record.rows.setdefault(line["kind"], []).append(
             msgspec.convert(line["row"], RECORDED_KINDS[line["kind"]], strict=False))
+    elif event == "sample":
+        record.samples.append(msgspec.convert(line, drift.Sample))
     elif event == "problem":
         record.others.append(line["text"])
     else:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from asyncgate import Engine
 from asyncgate.backends import is_lasting, is_shared, open_backend
-from asyncgate.conformance import disks
+from asyncgate.conformance import disks, drift
 from asyncgate.conformance.faults import FAULTS, MISSING_PARTS, OF_DISKS, Site, Stage, open_site, open_stage, settle
 from asyncgate.conformance.history import Call, read_checked_rows
 from asyncgate.conformance.load import Fleet, Load, OneTenant, finish_cascades
@@ -76,8 +76,10 @@ class Round(Struct):
     def describe(self) -> str:
         """Return one line that tells of the round."""
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items())) or "no faults"
-        return (f"round {self.number}: {faults}; {self.operations:,} operations, {self.unknown} unknown, "
-                f"{self.tasks} tasks, {len(self.violations)} violations ({self.seconds:.1f} s)")
+        trends = drift.find_trends(self.record.samples) if self.record is not None else []
+        return (f"round {self.number}: {faults}; {self.operations:,} operations, {self.unknown} unknown, {self.tasks} "
+                f"tasks, {len(self.violations)} violations ({self.seconds:.1f} s)"
+                + "".join(f"\n  {trend.describe()}" for trend in trends))
 
 
 def plan_faults(url: str, wanted: tuple[str, ...], gates: int) -> tuple[str, ...]:
@@ -218,7 +220,8 @@ def list_odd_answers(calls: list[Call]) -> list[str]:
 # What is left at the end.
 
 
-async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | None = None) -> Recorded:
+async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | None = None, *,
+                     recounted: bool = True) -> Recorded:
     """Read what the gates of a round have left, and what is wrong with it beside the history."""
     tenant = load.server.tenant
     backend = await open_backend(database)
@@ -227,7 +230,7 @@ async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | N
         await finish_cascades(own)
         rows = {kind.__name__: of_kind for kind, of_kind in (await read_checked_rows(own, tenant)).items()}
         others = [f"VERIFY: {problem}" for problem in (await verify(own)).problems]
-        if ledger is None:      # else the bodies by which it is counted again are not here
+        if recounted and ledger is None:      # else the bodies by which it is counted again are not here
             others += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), tenant)]
     finally:
         await backend.close()

@@ -44,6 +44,7 @@ def test_a_run_is_reported_with_its_seed_its_numbers_and_its_command(tmp_path: P
     (["sqlite:///gate.db", "--faults", "power"], "power is for a bare sqlite:"),
     (["sqlite:", "--faults", "fire"], f"there is no fault fire; there are {FAULTS}"),
     (["sqlite:", "--gates", "2"], "serves one gate at a time"),
+    (["sqlite:", "--soak", "1", "--rounds", "2"], "a soak has no rounds and no faults"),
     (["--judge", __file__], "line 1 of ")])
 def test_what_cannot_be_done_is_refused_in_words(arguments: list[str], why: str) -> None:
     done = run(*arguments)
