@@ -1,4 +1,7 @@
-"""Everything that the console can do, done in a browser on both databases, and seen at the gate."""
+"""Everything that the console can do, done in a browser and seen at the gate.
+
+What the page sends is the same whatever database is behind the gate: some of it is tried on both.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import OTHER_TENANT, Filled
 
+# On Postgres behind a sign-in.
 BOTH = pytest.mark.parametrize("gate_to_change", ["sqlite", "postgres"], indirect=True)
 REASON = "because a test says so"
 REVOCABLE = """left => [...document.querySelectorAll("#main tr")].filter(row =>
@@ -72,7 +76,6 @@ def test_the_inbox_acknowledges_releases_cancels_and_attaches(
     assert console.faults() == []
 
 
-@BOTH
 def test_the_page_of_a_task_cancels_runs_again_and_attaches(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     failed, lost = gate_to_change.find(status="failed", type="page.summarize"), gate_to_change.find(type="report.lost")
@@ -95,7 +98,6 @@ def test_the_page_of_a_task_cancels_runs_again_and_attaches(
     assert console.faults() == []
 
 
-@BOTH
 def test_a_new_task_begins_with_what_the_newest_of_its_type_had(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     gate_to_change.call("create_task", type="small", payload={"page": 7}, agent_id="grace")
@@ -121,7 +123,6 @@ def test_a_new_task_begins_with_what_the_newest_of_its_type_had(
     assert gate_to_change.call("get_task", task_id=made)["payload"] == {"page": 7}
 
 
-@BOTH
 def test_work_is_paused_drained_and_resumed(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     def reasons() -> dict[str, Any]:
         return {str(pause["type"]): pause["reason"] for pause in gate_to_change.call("list_pauses")["pauses"]}
@@ -225,7 +226,6 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
     assert [fault for fault in console.faults() if "/v1/archive/run" not in fault] == []
 
 
-@BOTH
 def test_a_budget_is_set_and_removed_beside_what_was_used(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     console.visit("admin?tab=usage")
@@ -240,7 +240,6 @@ def test_a_budget_is_set_and_removed_beside_what_was_used(
     assert console.faults() == []
 
 
-@BOTH
 def test_a_question_is_answered_from_its_card(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     call, worker = gate_to_change.call, {"worker_id": "deployer"}
     schema = {"type": "object", "required": ["window"], "properties": {
@@ -271,7 +270,6 @@ SCHEMA = {"type": "object", "required": ["file", "pages", "to"], "properties": {
     "$defs": {"Box": {"type": "object", "title": "Box", "properties": {"left": {"type": "integer"}}}}}
 
 
-@BOTH
 def test_a_task_of_a_declared_type_is_created_in_a_form_made_of_its_schema(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     gate_to_change.call("declare_type", worker_id="w9", type="scan.page", description="Reads a page.",
