@@ -546,12 +546,12 @@ class Dying(Around):
 TRANSACTIONS = 2 * len(copy.COPIED_TABLES) + 1      # of a copy: VISITED has presences, the others all
 
 
-async def test_a_copy_goes_on_wherever_it_was_stopped() -> None:
-    # A copy knows no database, so each moment is tried where a transaction costs least.
+async def test_a_copy_goes_on_wherever_it_was_stopped(rounds: int) -> None:
+    # A copy knows no database, so the moments are tried where a transaction costs least: each third, all in long runs.
     async with opened("memory:") as old:
         await fill(old)
         before = await everything(old)
-        for stop in range(TRANSACTIONS):
+        for stop in range(0, TRANSACTIONS, max(1, 4 - rounds)):
             async with opened("memory:") as new:
                 with pytest.raises(copy.CopyFailed, match="no space left"):
                     await copied(old, Dying(new, stop))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 import click
 import pytest
 
+from asyncgate import Engine
+from asyncgate.backends import open_backend
 from asyncgate.commands.main import main
+from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA
 from asyncgate.parts.model.wire_workers import CauseName, Evidence, WorkerFact
-from tests.extras.console.conftest import OpenConsole
+from tests.conftest import Live
+from tests.extras.console.conftest import OPEN, OpenConsole
 from tests.extras.console.test_page_logic import run
 from tests.support.chromium import Chromium
 from tests.support.console import Console
-from tests.support.filled_gate import Filled
+from tests.support.filled_gate import Filled, fill_gate
+from tests.support.identity_tools import HOME
 
 SHORTEST_END = 12       # of an id, as lists show it
 
@@ -135,15 +141,28 @@ def test_an_export_says_that_the_page_has_not_read_all(chromium: Chromium, conso
     assert item.inner_text() == f"CSV: only the {rows} rows read so far"
 
 
+async def lease_often(url: str) -> None:
+    """Let one task of a gate be leased more often than a page reads rows of a list, which is 1,000."""
+    backend = await open_backend(url)
+    gate = Gate(Engine(backend, settings_for_tests()), HOME)
+    await gate.create("often", task_summary="The newest")
+    for fence in range(1, 1006):
+        offer = await gate.claim("w", accept_types=["often"])
+        assert offer is not None
+        assert offer.fence == fence
+        await gate.as_worker("w").release_lease(**under(offer))
+    await backend.close()
+
+
+@pytest.fixture
+async def gate_with_attempts(fresh: Callable[..., Any], start: Callable[..., Live], anyio_backend: str) -> Filled:
+    await lease_often(url := await fresh("sqlite", fill_gate))
+    return Filled(start(*OPEN, database=url))
+
+
 def test_the_last_attempts_are_the_newest_however_many_leases_there_were(
-        chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> None:
-    made = gate_to_change.call("create_task", type="often", payload=None, agent_id="ada", task_summary="The newest")
-    leases = range(1, 1006)      # a page reads 1,000 rows of a list at most
-    for fence in leases:
-        [offer] = gate_to_change.call("lease_next", worker_id="w", accept_types=["often"])["tasks"]
-        assert offer["fence"] == fence
-        gate_to_change.call("release_lease", worker_id="w", task_id=made["task_id"], lease_id=offer["lease_id"])
-    console = open_console(gate_to_change)
+        chromium: Chromium, open_console: OpenConsole, gate_with_attempts: Filled) -> None:
+    console = open_console(gate_with_attempts)
 
     console.visit("workers")
 
@@ -154,8 +173,8 @@ def test_the_last_attempts_are_the_newest_however_many_leases_there_were(
 
 def test_what_is_on_hold_is_counted_in_all_queues_of_many(
         chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> None:
-    for number in range(205):       # before the queue with the held task; a page of queues has 200
-        gate_to_change.call("create_task", type=f"aaa.{number:03}", payload=None, agent_id="ada")
+    queues = [{"type": f"aaa.{number:03}", "payload": None} for number in range(205)]
+    gate_to_change.call("create_tasks", tasks=queues, agent_id="ada")       # before the held task; a page has 200
     console = open_console(gate_to_change)
 
     for view in ("inbox", "tasks"):
