@@ -326,11 +326,15 @@ class Reading(Extension):
             shelf.after = page.cursor
 
     async def _is_ours(self, tenant_id: str, receipt: Filed) -> bool:
-        """Whether this gate has a skeleton of the receipt; it has all skeletons of an instance, or none."""
+        """Whether this gate has a skeleton of the receipt; it has all skeletons of an instance, or none.
+
+        What another process of a strict gate has sent and not committed yet is only in the outbox: look there first.
+        """
         if receipt.receipt_key and receipt.asyncgate_instance in self.ours:
             return True
         backend = self.engine.backend
-        here = await backend.receipt(tenant_id, receipt.receipt_id) is not None or (
+        here = bool(await backend.page(tenant_id, queries.OutboxOf((receipt.receipt_id,)))) or (
+            await backend.receipt(tenant_id, receipt.receipt_id) is not None) or (
             await backend.record(tenant_id, stored.Archived, receipt.receipt_id) is not None)
         if here and receipt.receipt_key:
             self.ours.add(receipt.asyncgate_instance)

@@ -164,3 +164,24 @@ async def test_a_batch_that_the_database_tries_again_waits_for_the_ledger_too(
         stub.answer = lambda receipt: (503, {}, "no")
         with refused("receipt_ledger_unavailable"):
             await gate.create()
+
+
+@pytest.mark.parametrize("receipts", ["strict"], indirect=True)
+async def test_a_receipt_that_another_process_has_sent_and_not_committed_yet_is_listed_once(
+        make_gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the ledger, not here, and not what others stated."""
+    gate, other = make_gate(), make_gate(instance_id="asyncgate-2")
+    beside, sink = Gate(other.engine, gate.tenant_id), gate.ledger.sink
+    send, before = sink.send, list[Any]()
+
+    async def send_and_look(tenant_id: str, content: bytes) -> None:
+        await send(tenant_id, content)
+        before.extend((await beside.as_agent().list_receipts()).receipts)
+    monkeypatch.setattr(sink, "send", send_and_look)
+
+    await gate.create()
+    listed = (await beside.as_agent().list_receipts()).receipts
+
+    assert before == []
+    assert [receipt.receipt_type for receipt in listed] == ["task.assigned"]
+    assert len(await beside.owed()) == 1
