@@ -195,6 +195,8 @@ def show_history(seen: Seen) -> list[Members]:
             words = content["text"] if isinstance(content, dict) and content.keys() == {"text"} else content
             history.append(make_message(seen, "answer", [to_part(words)], role="ROLE_USER",
                                         messageId=question.receipt_id))
+    if seen.record.status == "failed" and (why := find_message(seen)) is not None:
+        history.append(why)     # a client that looks for the last words finds them, and not its own
     return history
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from asyncgate.clients.http import AsyncHttp
 from tests.conftest import TOKEN, Live, Node, install_beside, tools_of_npm
-from tests.extras.a2a.conftest import Programs, begun
+from tests.extras.a2a.conftest import Programs, begun, looks
 from tests.support.receiver import Receiver
 
 pytestmark = pytest.mark.anyio
@@ -42,12 +43,14 @@ async def run(programs: Programs, receiver: Receiver, command: list[str], enviro
     """Run a client beside a worker; return what it has seen."""
     programs.work()
     try:
-        return await converse(programs, receiver, command, environment)
+        seen = await converse(programs, command, environment)
+        await receiver.until(lambda: any("SLOW" in json.dumps(find_task(came.said)) for came in receiver.taken))
+        return seen
     finally:
         programs.kill_worker()
 
 
-async def converse(programs: Programs, receiver: Receiver, command: list[str], environment: dict[str, str]) -> Any:
+async def converse(programs: Programs, command: list[str], environment: dict[str, str]) -> Any:
     """Run a client; kill gate and worker where it wants that; return what it has seen."""
     client = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -66,7 +69,6 @@ async def converse(programs: Programs, receiver: Receiver, command: list[str], e
         if "go" in seen:
             programs.go()
     assert await client.wait() == 0, (await client.stderr.read()).decode()
-    await receiver.until(lambda: any("SLOW" in json.dumps(find_task(came.said)) for came in receiver.taken))
     return seen
 
 
@@ -114,3 +116,52 @@ def check(seen: dict[str, Any], receiver: Receiver) -> None:
     assert ends[-1]["status"]["state"].removeprefix("TASK_STATE_").lower() == "completed"
     assert {task["id"] for task in ends} == {seen["done"]["id"]}
     assert {came.headers["authorization"] for came in receiver.taken} == {"Bearer s3cr3t"}
+
+
+# Frameworks.  They are large, so they are installed where this names them, as `adk,microsoft,strands`.
+FRAMEWORKS = "ASYNCGATE_TEST_A2A_FRAMEWORKS"
+PACKAGES = {"adk": "google-adk[a2a]==2.13.0", "microsoft": "agent-framework-a2a==1.0.0b261022",
+            "strands": "strands-agents[a2a]==1.62.0"}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("framework", PACKAGES)
+async def test_an_agent_of_a_framework_loses_doubles_and_blocks_nothing(
+        framework: str, kind: str, tools_cache: Path, start: Callable[..., Live], tmp_path: Path, fresh: Any) -> None:
+    if framework not in os.environ.get(FRAMEWORKS, "").split(","):
+        pytest.skip(f"{PACKAGES[framework]} is installed only where {FRAMEWORKS} names {framework}: it takes a minute")
+    folder = install_beside(tools_cache, f"a2a-{framework}", PACKAGES[framework])
+    programs = Programs(start, tmp_path, await fresh(kind))
+    programs.work()
+    try:
+        said = (await converse(programs, [
+            sys.executable, str(SUPPORT / "a2a_frameworks.py"), framework, f"{programs.gate.url}/a2a/scan", TOKEN],
+            {**os.environ, "PYTHONPATH": str(folder)}))["seen"]
+        tasks = await end_all(programs)
+    finally:
+        programs.kill_worker()
+
+    assert (said["read"], said["again"], said["after"]) == ("READ", "READ IT", "READ MORE")
+    assert "Which page?" in said["asking"]
+    assert "no paper" in said["failed"]
+    assert (said.get("answered", "page 7"), said.get("late", "page 9"), said.get("back", "SLOW")) == (
+        "page 7", "page 9", "SLOW")
+    assert sorted((task["payload"]["text"], task["status"]) for task in tasks) == [
+        ("ask", "succeeded"), ("ask later", "succeeded"), ("fail", "failed"), ("read", "succeeded"),
+        ("read it", "succeeded"), ("read more", "succeeded"), ("slow", "succeeded")]
+
+
+async def end_all(programs: Programs) -> list[dict[str, Any]]:
+    """Answer what the framework cannot, and return the tasks when all have ended."""
+    async with AsyncHttp(programs.gate.url, TOKEN) as gate:
+        async for _ in looks():
+            tasks: list[dict[str, Any]] = (await gate.call("list_tasks", type="scan", limit=100))["tasks"]
+            going_on = [task["task_id"] for task in tasks if task["result"] is None]
+            if not going_on:
+                return tasks
+            for task_id in going_on:
+                for question in (await gate.call("list_inputs", task_id=task_id))["inputs"]:
+                    if question["state"] == "open":
+                        await gate.call("answer_input", principal_kind="agent", principal_id="a2a", task_id=task_id,
+                                        key=question["key"], action="accept", content={"text": "1"})
+    raise AssertionError

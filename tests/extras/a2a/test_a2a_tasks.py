@@ -145,6 +145,7 @@ async def test_a_failure_says_why(agent: Agent, error: dict[str, Any], shown: st
     failed = await agent.task(task["id"])
 
     assert (state(failed), words(failed["status"]["message"])) == (shown, "no paper")
+    assert failed["history"][-1] == failed["status"]["message"]
     assert "artifacts" not in failed
 
 
