@@ -34,7 +34,7 @@ class Part(Struct, rename="camel", omit_defaults=True):
     """One part of a message or an artifact."""
 
     text: str | UnsetType = UNSET
-    raw: str | UnsetType = UNSET
+    raw: Annotated[str, Meta(pattern="^[A-Za-z0-9+/_-]*={0,2}$")] | UnsetType = UNSET       # base64
     url: str | UnsetType = UNSET
     data: Any = UNSET
     media_type: ShortText | UnsetType = UNSET
@@ -44,6 +44,8 @@ class Part(Struct, rename="camel", omit_defaults=True):
     def __post_init__(self) -> None:
         if sum(held is not UNSET for held in (self.text, self.raw, self.url, self.data)) != 1:
             raise ValueError("Expected exactly one of text, raw, url and data")
+        if self.raw and len(self.raw.rstrip("=")) % 4 == 1:     # clients that read protobuf refuse the whole answer
+            raise ValueError("Expected raw to be base64")
 
     @property
     def mode(self) -> str:

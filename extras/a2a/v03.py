@@ -76,14 +76,12 @@ def show_result(result: Members) -> Any:
             return show_push(result)
         case _ if not result:
             return None     # a configuration is deleted
-        case {"task": task}:
-            return show_whole(task)
         case {"statusUpdate": event}:
             shown = show_nested(event)
             return {**shown, "kind": "status-update", "final": shown["status"]["state"] in LAST}
         case {"artifactUpdate": event}:
             return {**show_nested(event), "kind": "artifact-update"}
-    return show_whole(result)
+    return {"history": [], "artifacts": [], **show_nested(result.get("task", result)), "kind": "task"}
 
 
 def show_push(config: Members) -> Members:
@@ -92,11 +90,6 @@ def show_push(config: Members) -> Members:
     if "authentication" in config:
         shown["authentication"] = {"schemes": [config["authentication"]["scheme"]]}
     return {"taskId": config["taskId"], "pushNotificationConfig": shown}
-
-
-def show_whole(task: Members) -> Members:
-    """Show a task."""
-    return {"history": [], "artifacts": [], **show_nested(task), "kind": "task"}
 
 
 def show_nested(value: Members) -> Members:

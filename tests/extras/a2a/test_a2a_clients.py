@@ -134,17 +134,17 @@ async def test_an_agent_of_a_framework_loses_doubles_and_blocks_nothing(
     programs = Programs(start, tmp_path, await fresh(kind))
     programs.work()
     try:
-        said = (await converse(programs, [
+        seen = (await converse(programs, [
             sys.executable, str(SUPPORT / "a2a_frameworks.py"), framework, f"{programs.gate.url}/a2a/scan", TOKEN],
             {**os.environ, "PYTHONPATH": str(folder)}))["seen"]
         tasks = await end_all(programs)
     finally:
         programs.kill_worker()
 
-    assert (said["read"], said["again"], said["after"]) == ("READ", "READ IT", "READ MORE")
-    assert "Which page?" in said["asking"]
-    assert "no paper" in said["failed"]
-    assert (said.get("answered", "page 7"), said.get("late", "page 9"), said.get("back", "SLOW")) == (
+    assert (seen["read"], seen["again"], seen["after"]) == ("READ", "READ IT", "READ MORE")
+    assert "Which page?" in seen["asking"]
+    assert "no paper" in seen["failed"]
+    assert (seen.get("answered", "page 7"), seen.get("late", "page 9"), seen.get("back", "SLOW")) == (
         "page 7", "page 9", "SLOW")
     assert sorted((task["payload"]["text"], task["status"]) for task in tasks) == [
         ("ask", "succeeded"), ("ask later", "succeeded"), ("fail", "failed"), ("read", "succeeded"),

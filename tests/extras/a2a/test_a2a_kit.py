@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 
 from tests.conftest import Live
 
+pb = pytest.importorskip("a2a.types.a2a_pb2", reason="a2a-sdk is not installed: pip install 'asyncgate[test]'")
+protobuf = pytest.importorskip("google.protobuf.json_format")
 KIT = "ASYNCGATE_TEST_A2A_TCK"
 KIT_SECONDS = 600
 # Where the kit is older than the specification: it takes the error that a clause demands for a failure, wants another
@@ -70,11 +73,42 @@ def address(start: Callable[..., Live]) -> Iterator[str]:
 def test_the_agent_does_what_the_kit_wants(address: str, wanted: str, state: str, held: str) -> None:
     message = {"messageId": f"tck-{wanted}-1", "role": "ROLE_USER", "parts": [{"text": "go"}]}
     answer = httpx2.post(f"{address}/a2a/kit/v1/message:send", json={"message": message}, trust_env=False, timeout=60)
+    protobuf.ParseDict(answer.json(), pb.SendMessageResponse())
     task: dict[str, Any] = answer.json()["task"]
     artifacts = task.get("artifacts", [])
 
     assert task["status"]["state"] == f"TASK_STATE_{state}"
     assert [held in artifact["parts"][0] for artifact in artifacts] == [True] * bool(held)
+
+
+def test_each_answer_and_each_event_is_as_the_protocol_defines_it(address: str) -> None:
+    def check(path: str, kind: Any, **body: Any) -> Any:
+        answer = gate.post(path, json=body) if body else gate.get(path)
+        protobuf.ParseDict(answer.json(), kind)
+        return answer.json()
+
+    def follow(path: str, **body: Any) -> list[Any]:
+        with gate.stream("POST", path, json=body) as answer:
+            events = [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
+        for event in events:
+            protobuf.ParseDict(event.get("result", event), pb.StreamResponse())
+        return [next(iter(event.get("result", event))) for event in events]
+
+    message = {"messageId": "tck-stream-1", "role": "ROLE_USER", "metadata": {"a": [1]},
+               "parts": [{"data": None}, {"raw": "aGk", "filename": "x"}]}
+    rpc = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": {"message": message}}
+    with httpx2.Client(base_url=f"{address}/a2a/kit", trust_env=False, timeout=60) as gate:
+        check("/.well-known/agent-card.json", pb.AgentCard())
+        check("/v1/extendedAgentCard", pb.AgentCard())
+        whole = ["task", "statusUpdate", "artifactUpdate", "artifactUpdate", "artifactUpdate", "statusUpdate"]
+        assert (follow("/v1/message:stream", message=message), follow("/rpc", **rpc)) == (whole, whole)
+        task_id = check("/v1/tasks?includeArtifacts=true", pb.ListTasksResponse())["tasks"][0]["id"]
+        check(f"/v1/tasks/{task_id}", pb.Task())
+        configs = f"/v1/tasks/{task_id}/pushNotificationConfigs"
+        check(configs, pb.TaskPushNotificationConfig(), id="c", url="https://example.com/", authentication={
+            "scheme": "Bearer", "credentials": "x"})
+        check(configs, pb.ListTaskPushNotificationConfigsResponse())
+        check(f"{configs}/c", pb.TaskPushNotificationConfig())
 
 
 def test_the_kit_finds_nothing_but_where_it_is_older_than_the_text(address: str) -> None:

@@ -169,6 +169,8 @@ RESULTS: list[tuple[Any, list[Any]]] = [
     ([1, 2], [{"data": [1, 2], "mediaType": "application/json"}]),
     ({"parts": [{"text": "a"}, {"raw": "aGk=", "mediaType": "image/png"}]},
      [{"text": "a"}, {"raw": "aGk=", "mediaType": "image/png"}]),
+    ({"parts": [{"raw": "no base64!"}]},
+     [{"data": {"parts": [{"raw": "no base64!"}]}, "mediaType": "application/json"}]),
     ({"parts": [{"text": "a", "url": "b"}]},
      [{"data": {"parts": [{"text": "a", "url": "b"}]}, "mediaType": "application/json"}])]
 

@@ -21,6 +21,8 @@ BAD: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
     ("SendMessage", {"message": said(parts=[{}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "data": 1}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(parts=[{"text": 1}])}, (-32602, "message.parts[0].text")),
+    ("SendMessage", {"message": said(parts=[{"raw": "no base64!"}])}, (-32602, "message.parts[0].raw")),
+    ("SendMessage", {"message": said(parts=[{"raw": "aGkhI"}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(contextId="c" * 197)}, (-32602, "message.contextId")),
     ("SendMessage", {"message": said(contextId="a\u202eb")}, (-32602, "message")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "mediaType": "video/mp4"}])},
@@ -127,6 +129,12 @@ async def test_what_is_not_json_rpc_is_refused(agent: Agent, body: bytes, more: 
     answer = await agent.served.call("POST", f"{agent.path}/rpc", body, **more)
 
     assert answer.json()["error"]["code"] == code
+
+
+async def test_json_rpc_is_posted(agent: Agent) -> None:
+    answer = await agent.served.call("GET", f"{agent.path}/rpc")
+
+    assert (answer.status, answer.headers["allow"], answer.json()["error"]["code"]) == (405, "POST", -32601)
 
 
 @pytest.mark.parametrize(("version", "spoken"), [("1.0", True), ("1.0.1", True), ("2.0", False), ("0.1", False)])
