@@ -449,8 +449,8 @@ def first_mcp_sdk(tools_cache: Path) -> Path:
     return install_beside(tools_cache, "mcp-1", "mcp>=1.30,<2")
 
 
-def install_beside(tools_cache: Path, name: str, requirement: str) -> Path:
-    """Return a folder for PYTHONPATH with a package of which this environment has another version, installed once."""
+def install_beside(tools_cache: Path, name: str, requirement: str, *more: str) -> Path:
+    """Return a folder for PYTHONPATH with a package that this environment does not have so, installed once."""
     import fcntl
 
     folder = tools_cache / f"{name}-{sys.implementation.cache_tag}"
@@ -460,7 +460,7 @@ def install_beside(tools_cache: Path, name: str, requirement: str) -> Path:
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=tools_cache) as unfinished:
                 ran = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", f"{unfinished}/sdk",
-                                      requirement], capture_output=True, text=True, timeout=300)
+                                      requirement, *more], capture_output=True, text=True, timeout=300)
                 if ran.returncode != 0:
                     pytest.skip(f"pip cannot install {requirement}: {' '.join(ran.stderr.split())[:300]}")
                 Path(unfinished, "sdk").rename(folder)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 CREDENTIALS = ("ASYNCGATE_API_KEY", "ASYNCGATE_API_KEY_FILE")
@@ -43,19 +44,16 @@ class Guardian:
         self.pid, self.pipe = 0, -1
 
     def start(self) -> None:
-        """Fork the guardian; its session is its own, so that what ends the worker's group spares it."""
+        """Start the guardian: this file as a program, with nothing of the worker's memory, in a group of its own.
+
+        So what ends the worker's group spares it.
+        """
         read, self.pipe = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.setsid()
-                for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                    signal.signal(sign, signal.SIG_IGN)
-                os.close(self.pipe)
-                guard(read)
-            finally:
-                os._exit(0)
-        os.close(read)
+        try:
+            self.pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", __file__, str(os.getpid())], {},
+                                      setpgroup=0, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)])
+        finally:
+            os.close(read)
 
     def tell(self, lease_id: str, state: str) -> None:
         """Tell of a run: `begins`, the id of its process group, or `ended`."""
@@ -63,8 +61,10 @@ class Guardian:
             os.write(self.pipe, f"{lease_id} {state}\n".encode())
 
 
-def guard(pipe: int) -> None:
-    """Read which programs run until the worker is gone; then kill these."""
+def guard(pipe: int, worker: str) -> None:
+    """Read which programs run until the worker, of this process id, is gone; then kill these."""
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_IGN)
     running: dict[str, str] = {}
     with open(pipe, encoding="utf-8") as told:
         for line in told:
@@ -75,8 +75,16 @@ def guard(pipe: int) -> None:
     for group in filter(str.isdecimal, running.values()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(int(group), signal.SIGKILL)
-    for _ in range(ROUNDS if sys.platform.startswith("linux") and running else 0):
-        left = [pid for pid in find_parents() if any(is_of(pid, lease_id) for lease_id in running)]
+    kill_runs(running, worker)
+
+
+def kill_runs(lease_ids: Collection[str], worker: str = "") -> None:
+    """Kill what runs for leases, in whatever session, as far as its environment tells; on Linux.
+
+    A worker that was started again works under the same leases: `worker` is the process whose programs are meant.
+    """
+    for _ in range(ROUNDS if sys.platform.startswith("linux") and lease_ids else 0):
+        left = [pid for pid in find_parents() if any(is_of(pid, lease_id, worker) for lease_id in lease_ids)]
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -84,10 +92,11 @@ def guard(pipe: int) -> None:
             return
 
 
-def is_of(pid: int, lease_id: str) -> bool:
+def is_of(pid: int, lease_id: str, worker: str = "") -> bool:
     """Whether a process runs for a lease, as far as its environment can be read."""
+    marks = [f"ASYNCGATE_LEASE_ID={lease_id}", *([f"ASYNCGATE_WORKER_PID={worker}"] if worker else [])]
     try:
-        return f"ASYNCGATE_LEASE_ID={lease_id}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return {mark.encode() for mark in marks} <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
     except OSError:
         return False
 
@@ -142,3 +151,7 @@ def add_descendants(pids: list[int], parents: dict[int, int]) -> list[int]:
     for pid in family:       # `family` grows in the loop
         family += [child for child, parent in parents.items() if parent == pid]
     return family
+
+
+if __name__ == "__main__":
+    guard(0, sys.argv[1])

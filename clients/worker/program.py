@@ -145,9 +145,9 @@ class Program:
     def surroundings(self, job: Job) -> dict[str, str]:
         """Return the environment of the program: the worker's without its credential, and variables about the task."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
-        variables = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "TASK_ID": job.task_id,
-                     "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence),
-                     "ATTEMPT": str(job.attempt)}
+        variables = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "WORKER_PID": str(os.getpid()),
+                     "TASK_ID": job.task_id, "TASK_TYPE": job.type, "LEASE_ID": job.lease_id,
+                     "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
         earlier = {"CHECKPOINT": job.checkpoint, "PROGRESS": job.progress}
         variables |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
         traced = {name.upper(): value for name, value in job.trace.items()}     # as OpenTelemetry names them

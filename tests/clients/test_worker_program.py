@@ -124,10 +124,11 @@ def test_a_program_knows_its_task_and_not_the_workers_credential(gate: Http, beg
 
     told = dict(line.split("=", 1) for line in task["result"]["result"].splitlines() if "=" in line)
     mine = {name.removeprefix("ASYNCGATE_"): value for name, value in told.items() if name.startswith("ASYNCGATE_")}
-    lease_id = mine.pop("LEASE_ID")
+    lease_id, pid = mine.pop("LEASE_ID"), mine.pop("WORKER_PID")
     assert mine == {"URL": gate.url, "WORKER_ID": "w", "TASK_ID": task["task_id"], "TASK_TYPE": "t", "FENCE": "1",
                     "ATTEMPT": "0"}
     assert lease_id
+    assert pid.isdecimal()
     assert told["MINE"] == "kept"
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,11 @@ import pytest
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from asyncgate.clients.http import AsyncHttp
+from tests.support import scripted_claude
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 
 pytestmark = pytest.mark.anyio
+claude, claude_sdk, model = scripted_claude.claude, scripted_claude.claude_sdk, scripted_claude.model
 TOKEN = "a-token-for-tests"
 BOSS = {"principal_kind": "human", "principal_id": "boss"}
 GIVEN = {"command": "git push", "description": "publish"}
@@ -102,72 +101,12 @@ async def test_what_nobody_can_be_shown_or_asked_is_denied(gate: AsyncHttp) -> N
 # The real program, with a model that always wants the same.
 
 
-class Model(BaseHTTPRequestHandler):
-    """Speaks as the API of a model: it calls a tool, and when it is told what came of that, it repeats it."""
-
-    protocol_version = "HTTP/1.1"
-    command_line = ""
-
-    def do_POST(self) -> None:
-        """Answer with a stream of events."""
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not self.path.startswith("/v1/messages") or "count_tokens" in self.path:
-            return self.reply(b'{"input_tokens": 1}', "application/json")
-        results = [part for message in asked["messages"] if isinstance(message["content"], list)
-                   for part in message["content"] if part.get("type") == "tool_result"]
-        calls = not results and any(tool["name"] == "Bash" for tool in asked.get("tools", ()))
-        block: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {}} if calls else {
-            "type": "text", "text": ""}
-        told = {"type": "input_json_delta", "partial_json": json.dumps({"command": self.command_line})} if calls else {
-            "type": "text_delta", "text": json.dumps(results[-1]["content"]) if results else "nothing"}
-        usage = {"input_tokens": 1, "output_tokens": 1}
-        message = {"id": "msg_1", "type": "message", "role": "assistant", "model": asked["model"], "content": [],
-                   "stop_reason": None, "stop_sequence": None, "usage": usage}
-        stop = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
-        events: list[dict[str, Any]] = [
-            {"type": "message_start", "message": message},
-            {"type": "content_block_start", "index": 0, "content_block": block},
-            {"type": "content_block_delta", "index": 0, "delta": told}, {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "usage": usage, "delta": stop}, {"type": "message_stop"}]
-        self.reply(b"".join(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), json.dumps(event).encode())
-                            for event in events), "text/event-stream")
-
-    def reply(self, body: bytes, type: str) -> None:
-        """Send an answer."""
-        self.send_response(200)
-        self.send_header("content-type", type)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *about: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def claude() -> str:
-    """Return the real program."""
-    if (program := os.environ.get("ASYNCGATE_TEST_CLAUDE") or shutil.which("claude")) is None:
-        pytest.skip("Claude Code is not installed: npm has it as @anthropic-ai/claude-code")
-    return program
-
-
-@pytest.fixture
-def model() -> Iterator[str]:
-    """Serve the model; return its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize("action", ["accept", "decline"])
 async def test_claude_code_calls_a_tool_only_if_somebody_has_said_so_at_the_gate(
-        gate: AsyncHttp, claude: str, model: str, tmp_path: Path, action: str) -> None:
+        gate: AsyncHttp, claude: str, model: scripted_claude.Script, tmp_path: Path, action: str) -> None:
     around, home, made = await lease(gate), tmp_path / "home", tmp_path / "made"
     home.mkdir()
-    Model.command_line = f"echo done > {made}"
+    model.command = f"echo done > {made}"
     config = {"mcpServers": {"asyncgate": {"command": sys.executable, "args": [
         "-m", "asyncgate", "permission-prompt", "--to", "human:boss"],
         "env": {name: f"${{{name}}}" for name in around if name.startswith("ASYNCGATE_") or name == "PYTHONPATH"}}}}
@@ -175,9 +114,7 @@ async def test_claude_code_calls_a_tool_only_if_somebody_has_said_so_at_the_gate
     running = await asyncio.create_subprocess_exec(
         claude, "-p", "go on", "--output-format", "json", "--permission-prompt-tool", "mcp__asyncgate__approve",
         "--mcp-config", str(tmp_path / "mcp.json"), "--strict-mcp-config", cwd=home,
-        env={**around, "HOME": str(home), "ANTHROPIC_BASE_URL": model, "ANTHROPIC_API_KEY": "sk-ant-nothing",
-             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
-             "MCP_CONNECTION_NONBLOCKING": "0"},
+        env={**around, **model.surroundings(home)},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     telling = asyncio.create_task(running.communicate())
 
