@@ -21,14 +21,15 @@ from asyncgate.clients import SyncGate
 from asyncgate.clients.http import Http
 from asyncgate.commands.declare_typescript import TYPESCRIPT_FILE, render_typescript
 from asyncgate.commands.main import main
-from asyncgate.extras.payloads import FolderStore, Payloads
+from asyncgate.extras.payloads import FolderStore, Payloads, S3Store
 from tests.conftest import Live, Node, tools_of_npm
-from tests.support import hasty
+from tests.support import hasty, s3_server
 from tests.support.pages import blocks
 
 SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
 SOURCE = TYPESCRIPT_FILE.parents[1]
-either = hasty.either
+either, s3 = hasty.either, s3_server.s3
+AWS = "@aws-sdk/client-s3@3.1175.0"
 MASTRA = "@mastra/core@1.71.0"
 # Other runtimes, with the package of npm that holds the program, where in it, and how it runs a file.
 RUNTIMES = {"bun": ("@oven/bun-linux-x64@1.4.5", "bin/bun", ()),
@@ -148,34 +149,65 @@ def test_the_start_of_its_readme_survives_a_kill(
 
 
 READER = """
-import { FolderStore, Payloads } from "asyncgate/payloads";
+import { FolderStore, Payloads, S3Store } from "asyncgate/payloads";
 import { Worker } from "asyncgate";
-const payloads = new Payloads(new FolderStore(process.argv[2]), { aboveBytes: 1000 });
+const [kind, where] = process.argv.slice(2);
+const store = kind === "folder" ? new FolderStore(where)
+  : new S3Store(new (await import("@aws-sdk/client-s3")).S3({ forcePathStyle: true }), where, PREFIX);
+const three = await store.put("0".repeat(64), new Uint8Array(3));
+const none = await store.put("1".repeat(64), new Uint8Array());
+for (const uri of ["s3://elsewhere/" + "a".repeat(64), "http://127.0.0.1:9/x", three])
+  await store.get(uri, 2).then(() => { throw new Error(uri); }, error => console.log(error.constructor.name));
+await store.get(none.replace(/1$/, "2"), 2).catch(error => console.log(error.message));
+const payloads = new Payloads(store, { aboveBytes: 1000 });
 await new Worker({ workerId: "reader", state: null, payloads }).task("twice", text => text + text).run();
 """
+TYPED = """
+import { S3 } from "@aws-sdk/client-s3";
+import { Payloads, S3Store } from "asyncgate/payloads";
+export const payloads = new Payloads(new S3Store(new S3({}), "our-bucket", "tasks/"));
+"""
+PREFIX = "pay loads/é (1)!/"
 
 
+@pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_large_payload_of_python_is_read_in_typescript_and_its_result_in_python(
-        package: Any, live: Any, tmp_path: Path) -> None:
+        kind: str, request: pytest.FixtureRequest, package: Any, live: Any, tmp_path: Path, tools_cache: Path) -> None:
     folder, text = use(package, tmp_path / "user"), "é ü %20# " * 200
-    (folder / "reader.mjs").write_text(READER)
-    store = tmp_path / "pay loads#1"
+    (folder / "reader.mjs").write_text(READER.replace("PREFIX", json.dumps(PREFIX)))
     environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests"}
+    where = str(tmp_path / "pay loads#1") if kind == "folder" else "bucket"
+    store: FolderStore | S3Store = FolderStore(where)
+    if kind == "s3":
+        environment |= {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), **s3_server.SURROUNDINGS}
+        store = S3Store(where, PREFIX, s3_server.connect(environment["AWS_ENDPOINT_URL"]))
+        store.client.create_bucket(Bucket=where)
+        installed = Node.install(tools_of_npm(tools_cache), (AWS,), run=False) / "node_modules"
+        (folder / "node_modules" / "@aws-sdk").symlink_to(installed / "@aws-sdk")
+        (folder / "typed.ts").write_text(TYPED)
+        (folder / "package.json").write_text('{"type": "module"}')
+        package.run("tsc", "--strict", "--exactOptionalPropertyTypes", "--target", "es2022", "--module", "nodenext",
+                    "--skipLibCheck", "--noEmit", "typed.ts", cwd=folder)
 
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen([package.find("node"), "reader.mjs", store], cwd=folder, env=environment))
+        process = stack.enter_context(subprocess.Popen(
+            [package.find("node"), "reader.mjs", kind, where], cwd=folder, env=environment, stdout=subprocess.PIPE,
+            text=True))
         stack.callback(process.kill)
         gate = stack.enter_context(SyncGate(live.url, "a-token-for-tests", agent_id="ada", payloads=Payloads(
-            FolderStore(store), above_bytes=1000)))
+            store, above_bytes=1000)))
         handle = gate.submit("twice", text)
         result = handle.result()
         task = handle.task()
+        assert process.stdout
+        told = [process.stdout.readline().strip() for _ in range(4)]
 
     assert result == text + text
     assert task.payload is None
     assert task.result is not None
     assert task.result.result is None
+    assert told[:3] == ["NotInStore", "NotInStore", "PayloadDamaged"]
+    assert told[3].endswith("2 is gone")
 
 
 def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, live: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 /** Large payloads and results in a store of the clients: the gate has their address, their length and their SHA-256. */
 import { NotInStore, PayloadDamaged } from "./errors.js";
+import { DIGEST } from "./folder.js";
 import { writeJson } from "./http.js";
 
 export { FolderStore } from "./folder.js";
@@ -15,6 +16,36 @@ export interface Store {
 
 /** Where a value is, its SHA-256 and its length. */
 export interface Pointer { readonly uri: string; readonly sha256: string; readonly bytes: number }
+
+/** What is needed of the class S3 of `@aws-sdk/client-s3`. */
+export interface S3Client {
+  putObject(ask: { Bucket: string; Key: string; Body: Uint8Array; ChecksumAlgorithm: "SHA256"; ContentType: string }): Promise<unknown>;
+  getObject(ask: { Bucket: string; Key: string }): Promise<{ ContentLength?: number | undefined; Body?: { transformToByteArray(): Promise<Uint8Array> } | undefined }>;
+}
+
+/** A bucket of any service that speaks S3, as Python's S3Store: `new S3Store(new S3({}), "our-bucket", "tasks/")`. */
+export class S3Store implements Store {
+  constructor(readonly client: S3Client, readonly bucket: string, readonly prefix = "") {}
+
+  /** Keep content; S3 itself checks that it has arrived whole. */
+  async put(name: string, content: Uint8Array): Promise<string> {
+    await this.client.putObject({ Bucket: this.bucket, Key: this.prefix + name, Body: content, ChecksumAlgorithm: "SHA256", ContentType: "application/json" });
+    return this.#name(name);
+  }
+
+  /** What a URI names; one of another bucket or prefix is refused. */
+  async get(uri: string, most: number): Promise<Uint8Array> {
+    const name = uri.slice(-64);
+    if (!DIGEST.test(name) || uri !== this.#name(name)) throw new NotInStore(`${uri} is not in the store s3://${this.bucket}/${this.prefix}`);
+    const { Body: body, ContentLength: bytes = 0 } = await this.client.getObject({ Bucket: this.bucket, Key: this.prefix + name }).catch((error: Error) => {
+      throw error.name === "NoSuchKey" ? new NotInStore(`${uri} is gone`) : error;
+    });
+    if (!body || bytes > most) throw new PayloadDamaged(`${uri} has more than ${most} bytes`);
+    return await body.transformToByteArray();
+  }
+
+  #name(name: string): string { return `s3://${this.bucket}/${this.prefix.split("/").map(quote).join("/")}${name}`; }
+}
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -77,6 +108,11 @@ export class Payloads {
     const pointer = listArtifacts(artifacts).find(other => (other as { type?: unknown } | null)?.type === "result" && "sha256" in (other as Pointer));
     return result == null && pointer ? await this.get(pointer as Pointer) : result;
   }
+}
+
+// As Python quotes, so that both say the same of the same place.
+function quote(text: string): string {
+  return encodeURIComponent(text).replace(/[!'()*]/g, char => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
 }
 
 // Artifacts come as a list, as { pointers: […] }, as one object, or not at all.

@@ -26,19 +26,10 @@ from asyncgate.extras.payloads import (
     open_store,
     read_pointer,
 )
+from tests.support import s3_server
 
+s3 = s3_server.s3
 LARGE = {"text": "é" * 2000}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """Return the address of an S3 server."""
-    pytest.importorskip("boto3", reason="boto3 is not installed")
-    server = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -46,8 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """Return an empty store of each kind."""
     if request.param == "folder":
         return open_store((tmp_path / "pay loads").as_uri())
-    for name, value in (("AWS_ENDPOINT_URL", request.getfixturevalue("s3")), ("AWS_ACCESS_KEY_ID", "key"),
-                        ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_DEFAULT_REGION", "us-east-1")):
+    for name, value in {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), **s3_server.SURROUNDINGS}.items():
         monkeypatch.setenv(name, value)
     bucket = f"b{time.monotonic_ns()}"
     opened = open_store(f"s3://{bucket}/pay loads")
