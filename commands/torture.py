@@ -49,9 +49,11 @@ def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[
                    "that shows it, and a drawing.")
 @click.option("--soak", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
               help="No faults: serve each database for so long, and judge whether memory, disk and times grow.")
+@click.option("--simulate", "steps", type=click.IntRange(1), metavar="STEPS",
+              help="Only simulate gates and faults, for at least so many calls; --seed repeats it exactly.")
 @click.option("--judge", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Judge a history that was written earlier, and do nothing else.")
-def torture(urls: tuple[str, ...], judge: Path | None, **asked: Any) -> None:
+def torture(urls: tuple[str, ...], judge: Path | None, steps: int | None, **asked: Any) -> None:
     """Serve clients from real gates while faults come, and check that nothing is lost, repeated or contradicted.
 
     A URL is sqlite: (a fresh file each round), postgres: (a server that is started for it), or that of any backend;
@@ -63,9 +65,9 @@ def torture(urls: tuple[str, ...], judge: Path | None, **asked: Any) -> None:
         raise click.UsageError("torture needs the package's extra test: pip install 'asyncgate[test]'")
     if asked["soak"] and (asked["rounds"] or asked["seconds"] or asked["faults"]):
         raise click.UsageError("a soak has no rounds and no faults: leave --rounds, --seconds and --faults out")
-    if bool(urls) == bool(judge):
-        raise click.UsageError("name the databases, such as sqlite: and postgres:, or a history with --judge")
-    wrong = judge_again(judge) if judge else torture_databases(urls, **asked)
+    if [bool(urls), bool(judge), bool(steps)].count(True) != 1:
+        raise click.UsageError("name the databases, such as sqlite: and postgres:, or use --judge or --simulate")
+    wrong = judge_again(judge) if judge else simulate(steps, **asked) if steps else torture_databases(urls, **asked)
     sys.exit(1 if wrong else 0)
 
 
@@ -84,6 +86,12 @@ def judge_again(path: Path) -> int:
     unknown = sum(call.unknown for call in record.calls)
     click.echo(f"{len(record.calls):,} operations, {unknown} unknown, {len(problems) + len(record.others)} violations")
     return len(problems) + len(record.others)
+
+
+def simulate(steps: int, seed: int | None, report: Path | None, **others: Any) -> int:
+    """Simulate round after round; return the number of violations."""
+    from asyncgate.conformance.simulated_programs import run_steps
+    return print_summary(run_steps(steps, seed, shlex.join(["asyncgate", *sys.argv[1:]]), report, click.echo))
 
 
 def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float, faults: tuple[str, ...],

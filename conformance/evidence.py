@@ -29,8 +29,7 @@ NOT_COVERED = (
     "the process died",
     "kills of the scheduler, jumps of the clock of a gate on SQLite, name servers that hang: tests of the source have "
     "them",
-    "fail-over by a cluster manager: a standby was promoted by this command",
-    "a simulation of the order of all steps, and a model that is exhausted")
+    "fail-over by a cluster manager: a standby was promoted by this command")
 LISTED_VIOLATIONS = 20        # violations of a round that are listed
 MOST_MINIMIZED = 20_000       # calls: delta debugging of a longer history takes hours
 TREND_HEADS = ("measured", "second quarter", "last quarter", "change in the second half, or times", "allowed", "judged")

@@ -36,6 +36,7 @@ STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, s
                                     stored_output.OutputEntry)
 READINGS = 20           # of all that is stored, until two in a row are the same
 CLOCK_DIGIT = 1e-5      # of seconds, which answers round
+CLOCKS_DIFFER = 0.005   # seconds, between what gates that share a database take for its time
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
              "input.requested": frozenset({"input.answered", "input.expired"})}
@@ -538,7 +539,7 @@ class History:
         """Find that a lease was granted, at the first try or later, while others had taken all that a limit allows."""
         key = dict(read_limits(self.end.tasks[held.task_id].limits))[name]
         beside = [other for other in leases if other.granted is held.granted or (
-            other.granted.ended <= first and self._find_sure_end(other) >= held.granted.ended)]
+            other.granted.ended <= first and self._find_sure_end(other) > held.granted.ended)]
         alike = [other for other in beside if (name, key) in read_limits(self.end.tasks[other.task_id].limits)]
         own = (rules.get("overrides") or {}).get(key, {})
         per_key = own.get("concurrency_per_key", rules.get("concurrency_per_key"))
@@ -568,7 +569,8 @@ class History:
             freed = self.freed[task.task_id]
             for receipt in self.end.chains.get(task.task_id, ()):
                 told = body(receipt) if receipt.receipt_type == "lease.expired" else {}
-                if receipt.receipt_type == "task.accepted" and receipt.created_at < until and not any(
+                early = receipt.receipt_type == "task.accepted" and receipt.created_at < until - CLOCKS_DIFFER
+                if early and not any(
                         parked <= moment <= receipt.created_at for moment in freed):
                     yield f"task {task.task_id} was parked, and leased {until - receipt.created_at:.3f} s too early"
                 if told.get("reason") == "parked":

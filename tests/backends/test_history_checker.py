@@ -764,6 +764,13 @@ def test_the_checker_does_not_change_what_it_checks() -> None:
     assert f.calls == before
 
 
+def test_gates_that_know_the_time_to_some_milliseconds_lease_nothing_too_early() -> None:
+    f = truth()
+    parks(f, again_at=59.998)
+
+    assert [text for text in violations(f.calls, f.final) if text.startswith("PARKS")] == []
+
+
 def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, between: bool = False,
             error: str | None = None, tried: bool = False) -> list[str]:
     """Judge two leases of tasks with one limit that live at once, or one after the other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,20 @@ def test_a_run_is_reported_with_its_seed_its_numbers_and_its_command(tmp_path: P
     assert report["databases"][0]["done"] == {"kill": 2, "pause": 2}
 
 
+def test_a_simulation_is_repeated_by_its_seed_and_reported(tmp_path: Path) -> None:
+    first, again = [run("--simulate", "1", "--seed", "11", *more) for more in (("--report", tmp_path), ())]
+
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert re.findall("trace [0-9a-f]{16}", first.stdout) == re.findall("trace [0-9a-f]{16}", again.stdout) != []
+    [row] = json.loads((tmp_path / "torture.json").read_text())["databases"]
+    assert (row["database"], row["rounds"], row["violations"]) == ("simulation", 1, 0)
+    assert row["operations"] >= 500
+    assert row["done"]["kill"]
+
+
 @pytest.mark.parametrize(("arguments", "why"), [
     ([], "name the databases"),
+    (["sqlite:", "--simulate", "1"], "name the databases"),
     (["memory:"], "keeps nothing when its process ends"),
     (["sqlite:", "--faults", "restart"], "restart is for a bare postgres:"),
     (["postgres:", "--faults", "kill,power"], "power is for a bare sqlite:, whose files this command makes itself"),
