@@ -22,7 +22,9 @@ from asyncgate.commands.mcp_stdio import Bridge, encode_header
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.portal import FOREIGN, open_portal
+from tests.support.programs import anyio_backend
 
+__all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]

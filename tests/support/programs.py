@@ -7,10 +7,18 @@ import subprocess
 import threading
 from typing import IO, Any
 
+import pytest
+
 from tests.support.patience import PATIENCE_SECONDS
 
 # For a pytest in a process of its own: the plugins that other packages bring are most of what its start costs.
 FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "anyio.pytest_plugin"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run on asyncio's own loop: uvloop starts programs by itself, so in no fork of one that has imported asyncgate."""
+    return "asyncio"
 
 
 def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str = r"https?://\S+:\d+") -> str:

@@ -16,7 +16,9 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from asyncgate.clients.http import AsyncHttp
 from tests.support import scripted_claude
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
+from tests.support.programs import anyio_backend
 
+__all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio
 claude, claude_sdk, model = scripted_claude.claude, scripted_claude.claude_sdk, scripted_claude.model
 TOKEN = "a-token-for-tests"
