@@ -202,10 +202,6 @@ class Fleet:
         """Return the servers that should be live."""
         return [server for server in self.servers if server.up.is_set()]
 
-    async def kill_one(self) -> None:
-        """Kill one of the servers and restart it."""
-        await self.kill(self.random.randrange(len(self.servers)))
-
     async def kill(self, number: int, tries: int = 1) -> None:
         """Kill a server and restart it, as often as a supervisor would where its database fails just then."""
         server = self.servers[number]
