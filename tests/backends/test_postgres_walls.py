@@ -34,11 +34,8 @@ from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres import turns
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
-from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
-from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.unique.rules import UniqueWork
 from asyncgate.parts.app import Gate as App
@@ -101,6 +98,7 @@ from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
 from tests.conftest import Served
 from tests.support.each import each
+from tests.support.kept_rows import WEBHOOK_ID, keep_erasure, keep_sign_ins, keep_webhooks
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio

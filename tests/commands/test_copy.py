@@ -25,13 +25,10 @@ from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory
 from asyncgate.commands import copy
 from asyncgate.commands.main import main
-from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import read_stored, violations
-from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
-from asyncgate.conformance.webhook_rows import keep_webhooks
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.metering import Closer, floor_to
@@ -57,6 +54,7 @@ from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
+from tests.support.kept_rows import keep_erasure, keep_sign_ins, keep_webhooks
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio

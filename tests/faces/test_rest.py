@@ -19,13 +19,13 @@ import msgspec
 import pytest
 
 from asyncgate import Operation
-from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.errors import TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
 from tests.support.each import each
+from tests.support.kept_rows import keep_sign_ins
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
