@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 8_000,
     "bench": 2_640,
     "clients": 4_360,
-    "clients/typescript": 2_480,
+    "clients/typescript": 2_500,
     "commands": 8_440,
     "conformance": 27_200,
     "extras/a2a": 1_680,
