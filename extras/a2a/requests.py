@@ -198,11 +198,6 @@ def fit(value: Any, kind: type[Kind]) -> Kind | None:
         return None
 
 
-def is_part(value: Any) -> bool:
-    """Whether a value is a part."""
-    return fit(value, Part) is not None
-
-
 def check_modes(parts: list[Part], modes: Collection[str]) -> None:
     """Refuse a part of another media type than an agent takes."""
     for part in parts:

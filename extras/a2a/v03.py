@@ -34,21 +34,33 @@ def read_params(params: Members, is_push: bool = False) -> Members:
     how["returnImmediately"] = how.pop("blocking", None) is False
     if (push := how.pop("pushNotificationConfig", None)) is not None:
         how["taskPushNotificationConfig"] = read_push(push)
-    parts = message.get("parts")
-    return {**params, "configuration": how, "message": {
-        **message, "role": "ROLE_USER" if message.get("role") == "user" else "",
-        "parts": [read_part(part) for part in parts] if isinstance(parts, list) else parts}}
+    return {**params, "configuration": how, "message": {"role": "", **read_nested(message)}}
+
+
+def read_nested(value: Members) -> Members:
+    """Return a task, a status, a message or an artifact of 0.3 as 1.0 has it, and what of these is in it."""
+    held = {**value}
+    for name in ("status", "message"):
+        if isinstance(inner := value.get(name), dict):
+            held[name] = read_nested(inner)
+    for name in ("history", "artifacts"):
+        if isinstance(rows := value.get(name), list):
+            held[name] = [read_nested(row) for row in rows if isinstance(row, dict)]
+    if isinstance(parts := value.get("parts"), list):
+        held["parts"] = [read_part(part) for part in parts]
+    if "role" in value:
+        held["role"] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}.get(str(value["role"]), "")
+    if "state" in value:
+        held["state"] = "TASK_STATE_" + str(value["state"]).upper().replace("-", "_")
+    return held
 
 
 def read_push(config: Any) -> Members:
     """Return a push configuration of 0.3 as one of 1.0; where it names several schemes, the first counts."""
-    if not isinstance(config, dict):
-        return {}
-    how = config.get("authentication")
-    schemes = how.get("schemes") if isinstance(how, dict) else None
-    if isinstance(how, dict) and isinstance(schemes, list) and schemes:
-        return {**config, "authentication": {**how, "scheme": schemes[0]}}
-    return {**config}
+    match config:
+        case {"authentication": {"schemes": [scheme, *_]} as how}:
+            return {**config, "authentication": {**how, "scheme": scheme}}
+    return config if isinstance(config, dict) else {}
 
 
 def read_part(part: Any) -> Any:

@@ -16,7 +16,7 @@ from asyncgate.clients import http
 from asyncgate.clients.worker import Answer, Fail, Job, Retry, take_error
 from asyncgate.clients.worker.output import to_part
 from asyncgate.extras.a2a import view
-from asyncgate.extras.a2a.requests import Members, is_part
+from asyncgate.extras.a2a.requests import Members, Part, fit
 from asyncgate.extras.a2a_worker.open_tasks import OpenTasks
 from asyncgate.extras.a2a_worker.remote import Away, Refused, Remote
 
@@ -38,7 +38,7 @@ class Errand:
         self.remote, self.job, self.tasks = remote, job, tasks
         self.context_id, self.metadata = str(uuid.uuid5(uuid.NAMESPACE_URL, f"asyncgate task {job.task_id}")), {}
         if isinstance(payload, dict) and isinstance(parts := payload.get("parts"), list) and parts and all(
-                map(is_part, parts)):       # a message, as the face of A2A makes a payload of one
+                fit(part, Part) for part in parts):       # a message, as the face of A2A makes a payload of one
             self.parts, self.context_id = parts, str(payload.get("context_id") or self.context_id)
             self.metadata = payload["metadata"] if isinstance(payload.get("metadata"), dict) else {}
         else:
@@ -251,7 +251,7 @@ def name_question(status: Mapping[str, Any]) -> str:
 def read_parts(message: Any) -> list[Members]:
     """Return the parts of a message or an artifact that are parts."""
     parts = message.get("parts") if isinstance(message, dict) else None
-    return [part for part in parts if is_part(part)] if isinstance(parts, list) else []
+    return [part for part in parts if fit(part, Part)] if isinstance(parts, list) else []
 
 
 def read_words(message: Any) -> str:

@@ -251,25 +251,7 @@ def ask_old(params: Members) -> Members:
 
 
 def read_old(result: Any) -> Members:
-    """Return an answer of 0.3 as one of 1.0: a message, or a task."""
+    """Return an answer or an event of 0.3 as one of 1.0: a message, or what a task is, or its status."""
     if not isinstance(result, dict):
         return {}
-    if result.get("kind") == "message":
-        return {"message": read_old_message(result)}
-    task, status = {**result}, result.get("status")
-    if isinstance(status, dict):
-        state = str(status.get("state", "")).upper().replace("-", "_")
-        message = status.get("message")
-        task["status"] = {**status, "state": f"TASK_STATE_{state}", **(
-            {"message": read_old_message(message)} if isinstance(message, dict) else {})}
-    for name in ("artifacts", "history"):
-        if isinstance(rows := task.get(name), list):
-            task[name] = [read_old_message(row) for row in rows if isinstance(row, dict)]
-    return {"task": task}
-
-
-def read_old_message(message: Members) -> Members:
-    """Return a message or an artifact of 0.3 as one of 1.0."""
-    parts, role = message.get("parts"), {"agent": "ROLE_AGENT", "user": "ROLE_USER"}.get(str(message.get("role")))
-    return {**message, **({"role": role} if role else {}),
-            "parts": [v03.read_part(part) for part in parts] if isinstance(parts, list) else []}
+    return {"message" if result.get("kind") == "message" else "task": v03.read_nested(result)}
