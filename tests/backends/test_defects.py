@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
-from asyncgate.conformance.defects import DEFECTS, try_defect
 from asyncgate.conformance.minimizing import minimize
 from asyncgate.conformance.torture import Site, TorturePlan, run_round
+from tests.support.defects import DEFECTS, try_defect
 
 pytestmark = pytest.mark.anyio
 TRIALS = 20             # of 500 calls; most need one or two
@@ -55,7 +55,7 @@ async def test_the_smallest_history_of_a_defect_is_a_few_calls() -> None:
 
 
 async def test_a_real_gate_that_acknowledges_before_it_commits_is_found(tmp_path: Path) -> None:
-    first = "from asyncgate.conformance.defects import break_for_good; break_for_good('acknowledged_before_the_commit')"
+    first = "from tests.support.defects import break_for_good; break_for_good('acknowledged_before_the_commit')"
     plan = TorturePlan("sqlite:", ("kill",), random.randrange(2**32), first=first)
 
     done = await run_round(plan, Site("sqlite:", tmp_path), 1)

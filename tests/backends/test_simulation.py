@@ -10,7 +10,7 @@ import sys
 import pytest
 
 pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
-from asyncgate.conformance.defects import DEFECTS, broken
+from tests.support.defects import DEFECTS, broken
 from asyncgate.conformance.simulated_programs import simulate_programs
 from asyncgate.conformance.simulation import simulate
 
