@@ -1,3 +1,4 @@
+# may run in a fork of a process that has imported asyncgate
 """Mutate inputs and see what breaks: native parsers, the gate's own decoders, requests, the arguments of commands.
 
     python tests/fuzz.py --seconds 3600             all targets in turn, until the time is over
