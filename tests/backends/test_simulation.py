@@ -10,9 +10,9 @@ import sys
 import pytest
 
 pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
-from tests.support.defects import DEFECTS, broken
 from asyncgate.conformance.simulated_programs import simulate_programs
 from asyncgate.conformance.simulation import simulate
+from tests.support.defects import DEFECTS, broken
 
 SEEDS = range(1, 13)
 SOON = ("lease_read_outside_the_lock", "acknowledged_before_the_commit", "key_checked_after_the_insert")
