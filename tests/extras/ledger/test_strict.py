@@ -17,7 +17,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import LedgerSettings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.stub_ledger import StubLedger
+from tests.support.stub_ledger import CUT, StubLedger
 
 pytestmark = pytest.mark.anyio
 FINE = (200, dict[str, Any](), "{}")
@@ -185,3 +185,24 @@ async def test_a_receipt_that_another_process_has_sent_and_not_committed_yet_is_
     assert before == []
     assert [receipt.receipt_type for receipt in listed] == ["task.assigned"]
     assert len(await beside.owed()) == 1
+
+
+async def test_the_reader_of_an_inbox_does_not_go_past_a_receipt_whose_call_may_be_repeated(
+        gate: Gate, stub: StubLedger) -> None:
+    """The repeat takes the receipt that the ledger may have, which is older than what was committed meanwhile."""
+    ada = gate.as_agent()
+    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
+    with refused("receipt_ledger_unavailable"):
+        await gate.create("slow", idempotency_key="k")
+    fast, other = await gate.create("fast"), await gate.create("fast", by="bob")
+
+    before = await ada.list_receipts()
+    bobs = await gate.as_agent("bob").list_receipts()
+    stub.answer = lambda receipt: FINE
+    slow = await gate.create("slow", idempotency_key="k")
+    after = await ada.list_receipts(cursor=before.cursor)
+
+    assert before.receipts == []
+    assert [receipt.task_id for receipt in bobs.receipts] == [other]
+    assert [receipt.task_id for receipt in after.receipts] == [slow, fast]
+    assert [receipt.task_id for receipt in (await ada.list_receipts(newest=True, limit=1)).receipts] == [fast]
