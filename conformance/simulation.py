@@ -45,6 +45,7 @@ from asyncgate.parts.upkeep import Upkeep
 
 ROUND_CALLS = 500                 # calls of a round
 EPOCH = 1_800_000_000.0
+CALLBACK_SECONDS = 1e-6
 DISTANCE = 2500             # between faults: as many statements, or callbacks, on average
 UNCONFIRMED = 0.005         # the share of COMMITs whose outcome the gate does not learn
 LOST_SHARE, TWICE_SHARE, SLOW_SHARE = 0.01, 0.02, 0.01    # the shares of messages
@@ -489,7 +490,7 @@ class World:
         self.gates = gates or self.draw.choice([1, 1, 2, 3])
         self.jumpy = self.gates == 1 and self.draw.random() < 0.4       # whether somebody sets the clock
         self.up, self.high = asyncio.Event(), EPOCH     # while a gate serves; the latest time that one has had
-        self.faults = Counter[str]()
+        self.faults, self.record = Counter[str](), Recorded()
         self.count = self.commits = 0
         self.kinds = ["kill", "kill", "stall", "clock"]     # of what happens between callbacks
 
@@ -550,8 +551,8 @@ class World:
         self.faults["message"] += not comes
         return comes
 
-    async def run(self, steps: int) -> Recorded:
-        """Serve clients while all kinds of things happen; return what they saw, and what is stored."""
+    async def run(self, steps: int) -> None:
+        """Serve clients while all kinds of things happen; record what they saw, and what is stored."""
         self.open()
         load, problems = SimulatedLoad(self, self.draw.getrandbits(32)), list[str]()
         try:
@@ -574,8 +575,8 @@ class World:
         problems += [f"VERIFY: {problem}" for problem in (await verify(backend)).problems]
         problems += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), TENANT)]
         problems += [f"ANSWERS: {text}" for text in load.unexpected]
-        self.trace(encode_json(rows), problems)
-        return Recorded({"gates": self.gates}, TENANT, load.calls, self.marks, rows, problems)
+        self.hash.update(encode_json([rows, problems]))
+        self.record = Recorded({"gates": self.gates}, TENANT, load.calls, self.marks, rows, problems)
 
     # Messages and processes.
 
@@ -605,6 +606,7 @@ class World:
     def step(self) -> None:
         """Before each callback: let something happen, if its time has come."""
         self.count += 1
+        self.loop.moment += CALLBACK_SECONDS        # so that nothing seems to be at once what is one behind the other
         if not self.striking:
             return
         self.callbacks -= 1
@@ -699,10 +701,11 @@ def simulate(seed: int, steps: int = ROUND_CALLS, gates: int = 0) -> tuple[Round
     with collected_errors() as logged, replaced_sources(world.draw, world.loop), asyncio.Runner(
             loop_factory=lambda: world.loop) as runner:
         try:
-            record = runner.run(world.run(steps))
+            runner.run(world.run(steps))        # without a result: at its end asyncio writes it out
         except Stuck:
-            record = Recorded(others=["STUCK: everybody waits, and nothing will ever happen"])
+            world.record.others.append("STUCK: everybody waits, and nothing will ever happen")
         world.database.db.close()
+    record = world.record
     record.others += logged
     done = Round(seed, world.faults, len(record.calls), sum(call.unknown for call in record.calls),
                  len(record.rows.get("Task", ())), violations=[*record.judge(), *record.others], record=record)
