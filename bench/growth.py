@@ -24,7 +24,7 @@ STORED_TASKS = (1_000, 10_000, 100_000)
 ONLY_TENANT = "00000000-0000-4000-8000-000000000001"
 UUID = "________-____-____-____-____________"
 GROWTH_TURNS = 5           # of which the median counts
-OFTEN = ("heartbeat", "sweep", "beat", "presence", "traffic", "calls", "usage", "budgets", "retention", "lanes", "seal",
+OFTEN = ("sweep", "beat", "presence", "traffic", "calls", "usage", "budgets", "retention", "lanes", "seal",
          "archive")
 
 

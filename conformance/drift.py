@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 MIB = 2 ** 20
 LEAST_SAMPLES, LEAST_SECONDS = 24, 960.0     # of a run that is judged: until the middle of it caches fill
+DISK_SAMPLES = 10           # a file grows by many pages at once
 SURE = 3.0                  # standard deviations of a trend that is not chance
 # What may grow in the second half: by a share of its median, and by so much in any case.
 GROWTH: dict[str, tuple[float, float]] = {
@@ -72,15 +73,14 @@ def find_trends(samples: list[Sample]) -> list[Trend]:
 
 
 def list_ratios(samples: list[Sample]) -> list[dict[str, float]]:
-    """Return for each pair of neighbours what a call took, and what a task left on the disk."""
+    """Return for each pair of neighbours what a call took, and what the tasks of the last samples left on the disk."""
     ratios = []
-    for before, after in pairwise(samples):
-        calls, tasks = (after.sums.get(name, 0) - before.sums.get(name, 0) for name in ("calls", "tasks"))
-        ratio = {}
-        if calls and "cpu" in after.sums:
+    for number, (before, after) in enumerate(pairwise(samples)):
+        ratio, long_before = {}, samples[max(number - DISK_SAMPLES, 0)]
+        if "cpu" in after.sums and (calls := after.sums["calls"] - before.sums["calls"]):
             ratio["cpu ms a call"] = (after.sums["cpu"] - before.sums["cpu"]) / calls * 1000
-        if tasks and "disk" in after.values:
-            ratio["disk a task"] = (after.values["disk"] - before.values["disk"]) / tasks
+        if "disk" in after.values and (tasks := after.sums["tasks"] - long_before.sums["tasks"]):
+            ratio["disk a task"] = (after.values["disk"] - long_before.values["disk"]) / tasks
         ratios.append(ratio)
     return ratios
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, json
 from msgspec.structs import replace
 
 from asyncgate import Engine, its_key
@@ -547,3 +547,28 @@ async def test_a_task_without_a_key_loads_and_saves_nothing_more(gate: Gate, mon
     for records, progressed, amended, kept in batches:
         assert stored_unique.UniqueKey not in {*kept, *(kind for kind, _ in records)}
         assert (progressed, amended) == ({}, {})
+
+
+async def test_the_same_key_of_two_kinds_of_owner_is_two_keys(gates: tuple[Gate, Gate]) -> None:
+    here, there = gates
+    first = await make(here)
+    human = there.as_caller("human", "ada", "agent")
+
+    other = await human.create_task(type="sync", payload=None, unique={"key": "k"})
+
+    assert other.task_id != first.task_id
+    assert await waiting(here) == sorted([first.task_id, other.task_id])
+
+
+async def test_a_task_that_waited_for_its_key_tells_after_which_one_it_is_offered(gates: tuple[Gate, Gate]) -> None:
+    here, there = gates
+    first = await make(here)
+    offer = await here.claim()
+    assert offer is not None
+    second = await make(there, "keep_latest")
+
+    await done(here, offer)
+
+    history = await here.as_agent("ada").get_task_history(task_id=second.task_id)
+    assert [json.decode(event.payload) for event in history.events if event.event_type == "task.key_free"] == [
+        {"after": first.task_id}]

@@ -63,6 +63,13 @@ class Struck(msgspec.Struct):
     seconds: float = 0.0    # until all was done, after the last fault; the longest
     promise: str = ""
 
+    def count(self, acknowledged: list[str], unknown: list[str], ends: list[str], held: set[str]) -> None:
+        """Add what became of the jobs of a round; the queue says which it still holds."""
+        undone = {*acknowledged} - {*ends}
+        self.jobs, self.unknown = self.jobs + len({*acknowledged}), self.unknown + len(unknown)
+        self.stuck, self.lost = self.stuck + len(undone & held), self.lost + len(undone - held)
+        self.twice += sum(times > 1 for times in Counter(ends).values())
+
 
 class CuttingLink(Link):
     """A connection that is cut before a reply gets through."""
@@ -172,15 +179,10 @@ async def run_round(queue: str, cluster: Cluster, number: int, seed: int, sums: 
                 watching.cancel()
                 for process in (*workers, client):
                     process.stop()
-            acknowledged, ends = read_ids(folder, "ack"), read_lines(folder, "end")
             held = await list_held(queue, url, folder)
-            undone = acknowledged - set(ends)
-            sums.stuck += len(undone & held)
-            sums.lost += len(undone - held)
-            sums.twice += sum(times > 1 for times in Counter(ends).values())
             sums.ended += sum(worker.ended for worker in workers)
-            sums.jobs, sums.rounds = sums.jobs + len(acknowledged), sums.rounds + 1
-            sums.unknown += len(read_lines(folder, "unknown"))
+            sums.rounds += 1
+            sums.count(*(read_lines(folder, event) for event in ("ack", "unknown", "end")), held)
 
 
 async def strike_all(cluster: Cluster, cutter: CuttingProxy, workers: list[Process], draw: random.Random,
