@@ -36,6 +36,7 @@ from asyncgate.conformance.postgres_server import find_programs
 from asyncgate.conformance.recording import Mark, Recorded, RowsByKind
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.receipts.ledger_marks import OVERTAKEN, WITHDRAWN
 
 STRIKES = 4             # of a round
@@ -230,19 +231,23 @@ async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | N
         await finish_cascades(own)
         rows = {kind.__name__: of_kind for kind, of_kind in (await read_checked_rows(own, tenant)).items()}
         others = [f"VERIFY: {problem}" for problem in (await verify(own)).problems]
+        offered = {row.receipt_id for row in await backend.page(tenant, OutboxFilter("", 10_000, "offered"))}
         if recounted and ledger is None:      # else the bodies by which it is counted again are not here
             others += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), tenant)]
     finally:
         await backend.close()
     if ledger is not None:
-        others += take_bodies(rows, ledger)
+        others += take_bodies(rows, ledger, offered)
     return Recorded(tenant=tenant, calls=load.calls, rows=rows, others=others)
 
 
-def take_bodies(rows: RowsByKind, ledger: list[dict[str, Any]]) -> list[str]:
-    """Complete the receipts with their bodies, which the ledger has; return how it differs from what is here."""
+def take_bodies(rows: RowsByKind, ledger: list[dict[str, Any]], offered: set[str]) -> list[str]:
+    """Complete the receipts with their bodies, which the ledger has; return how it differs from what is here.
+
+    What is `offered` to it and not settled yet is known to be open.
+    """
     there, here = {receipt["receipt_id"]: receipt for receipt in ledger}, rows["Receipt"]
-    beside = there.keys() - {row.receipt_id for row in here} - list_undone(ledger)
+    beside = there.keys() - {row.receipt_id for row in here} - offered - list_undone(ledger)
     wrong = [f"LEDGER: it has the receipt {receipt_id} of a change that did not happen" for receipt_id in beside]
     for at, row in enumerate(here):
         if (receipt := there.get(row.receipt_id)) is None:

@@ -69,7 +69,7 @@ CEILINGS = {
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,
-    "extras/ledger": 7_045,
+    "extras/ledger": 7_080,
     "extras/limits": 415,
     "extras/oauth": 5_010,
     "extras/outbox": 525,
