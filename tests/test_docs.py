@@ -306,15 +306,26 @@ def test_an_example_of_mcp_creates_a_task(echoing: dict[str, str], block: Block)
     assert "task_id" in ran.stdout
 
 
-@each_block("python", mark="client:pytest")
-def test_an_example_of_the_testing_kit_passes(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "test_example.py").write_text(block.text)
+def file_of(block: Block) -> str:
+    """Name a file of tests after the place of an example."""
+    return re.sub(r"\W", "_", f"test_{block.place}") + ".py"
 
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
-                         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+
+@pytest.fixture(scope="module")
+def kit_output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Try all examples of the testing kit in one pytest: to import it takes longer than to run them."""
+    folder = tmp_path_factory.mktemp("kit")
+    for block in blocks("python", mark="client:pytest"):
+        (folder / file_of(block)).write_text(block.text)
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "-W", "error", "-p", "no:cacheprovider", folder],
+                         cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
                          env={**os.environ, **FEW_PLUGINS})
+    return ran.stdout + ran.stderr
 
-    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+@each_block("python", mark="client:pytest")
+def test_an_example_of_the_testing_kit_passes(block: Block, kit_output: str) -> None:
+    assert len(re.findall(rf"^PASSED {re.escape(file_of(block))}::", kit_output, re.M)) == 1, kit_output
 
 
 @pytest.fixture
