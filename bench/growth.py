@@ -77,6 +77,7 @@ def multiply(backend: Memory, tasks: int) -> None:
 
 async def count(gate: harness.Gate, run: Callable[[], Awaitable[Any]]) -> Cost:
     """Return what something costs SQLite: the statements, and the steps of its own."""
+    assert isinstance(gate.backend, Memory)
     db, steps, statements = gate.backend.db, 0, 0
 
     def take_step() -> int:

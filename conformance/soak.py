@@ -35,8 +35,9 @@ from asyncgate.conformance import torture
 from asyncgate.conformance.drift import LEAST_SAMPLES, MIB, Sample
 from asyncgate.conformance.faults import DATABASE_NAME, Site, open_site
 from asyncgate.conformance.history import Call
-from asyncgate.conformance.load import BULKS, HASTY_GATE, KEY, SERVE, Client, Fleet, Gates, Load, fleet
+from asyncgate.conformance.load import BULKS, HASTY_GATE, KEY, SERVE, Client, Fleet, Gates, Load, OneTenant, fleet
 from asyncgate.conformance.postgres_server import connected
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.walking import walk_rows
@@ -450,7 +451,8 @@ async def judge_crew(database: str, tenant: str) -> list[str]:
     backend = await open_backend(database)
     try:
         tasks = [row async for row in walk_rows(backend, tenant, queries.Rows(stored.Task))]
-        verdict = await torture.verify(torture.OneTenant(backend, tenant))      # type: ignore[arg-type]
+        own: Any = OneTenant(backend, tenant)
+        verdict = await verify(own)
         return [*judge_runs(tasks), *(f"VERIFY: {problem}" for problem in verdict.problems)]
     finally:
         await backend.close()

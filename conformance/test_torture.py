@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from asyncgate.backends import is_lasting, is_shared
+from asyncgate.conformance.faults import Site
 from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.load import CAN_LIMIT
 from asyncgate.conformance.plugin import choose_databases, database_of
-from asyncgate.conformance.torture import Site, TorturePlan, run_round
+from asyncgate.conformance.torture import TorturePlan, run_round
 
 pytestmark = pytest.mark.anyio
 

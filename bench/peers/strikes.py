@@ -182,7 +182,7 @@ async def run_round(queue: str, cluster: Cluster, number: int, seed: int, sums: 
             held = await list_held(queue, url, folder)
             sums.ended += sum(worker.ended for worker in workers)
             sums.rounds += 1
-            sums.count(*(read_lines(folder, event) for event in ("ack", "unknown", "end")), held)
+            sums.count(read_lines(folder, "ack"), read_lines(folder, "unknown"), read_lines(folder, "end"), held)
 
 
 async def strike_all(cluster: Cluster, cutter: CuttingProxy, workers: list[Process], draw: random.Random,

@@ -37,7 +37,7 @@ async def _work(url: str, do: Act) -> None:
     connection = await asyncpg.connect(url)
     queue: Any = PgQueuer(AsyncpgDriver(connection))
 
-    @queue.entrypoint(STRUCK_ENTRYPOINT)
+    @queue.entrypoint(STRUCK_ENTRYPOINT)    # type: ignore[untyped-decorator, unused-ignore]
     async def run(job: Any) -> None:
         await do(job.payload.decode())
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
+from asyncgate.conformance.faults import Site
 from asyncgate.conformance.minimizing import minimize
-from asyncgate.conformance.torture import Site, TorturePlan, run_round
+from asyncgate.conformance.torture import TorturePlan, run_round
 from tests.support.defects import DEFECTS, try_defect
 
 pytestmark = pytest.mark.anyio

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,9 +103,9 @@ async def test_the_console_of_a_soak_asks_what_the_gate_answers(tmp_path: Path) 
 
 
 def test_runs_of_schedules_that_are_there_twice_or_too_seldom_are_found() -> None:
-    tasks = [stored.Task(**{**dict.fromkeys(stored.Task.__struct_fields__), "task_id": f"t{number}", "type": "echo",
-                            "idempotency_key": f"schedule:s{number % 3}:{number}", "status": "succeeded"})
-             for number in range(9)]
+    plain: dict[str, Any] = dict.fromkeys(stored.Task.__struct_fields__)
+    tasks = [stored.Task(**{**plain, "task_id": f"t{number}", "type": "echo", "status": "succeeded",
+                            "idempotency_key": f"schedule:s{number % 3}:{number}"}) for number in range(9)]
 
     assert judge_runs(tasks) == []
     assert judge_runs([*tasks, tasks[4]]) == ["CREW: run 4 of schedule s1 was created twice"]
