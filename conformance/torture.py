@@ -36,7 +36,7 @@ from asyncgate.conformance.postgres_server import find_programs
 from asyncgate.conformance.recording import Mark, Recorded, RowsByKind
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.parts.model import queries
 from asyncgate.parts.receipts.ledger_marks import OVERTAKEN, WITHDRAWN
 
 STRIKES = 4             # of a round
@@ -231,7 +231,7 @@ async def read_round(database: str, load: Load, ledger: list[dict[str, Any]] | N
         await finish_cascades(own)
         rows = {kind.__name__: of_kind for kind, of_kind in (await read_checked_rows(own, tenant)).items()}
         others = [f"VERIFY: {problem}" for problem in (await verify(own)).problems]
-        offered = {row.receipt_id for row in await backend.page(tenant, OutboxFilter("", 10_000, "offered"))}
+        offered = {row.receipt_id for row in await backend.page(tenant, queries.OutboxFilter("", 10_000, "offered"))}
         if recounted and ledger is None:      # else the bodies by which it is counted again are not here
             others += [f"USAGE: {problem}" for problem in await wrong_usage(Engine(backend), tenant)]
     finally:
