@@ -164,7 +164,7 @@ class GateServer:
         self.up.clear()
         self.process.send_signal(how)       # nothing happens to one that has ended
         async with asyncio.timeout(PROCESS_SECONDS):
-            await self.reading
+            await asyncio.shield(self.reading)      # who gives up may kill it and wait again
         return await self.ended()
 
     async def ended(self) -> int:

@@ -202,7 +202,11 @@ async def strike_often(plan: TorturePlan, stage: Stage, faults: list[str], marks
 
 async def stop_server(server: Any) -> list[str]:
     """End a gate in order; return what was wrong with that."""
-    status = await server.stop(signal.SIGTERM)
+    try:
+        status = await server.stop(signal.SIGTERM)
+    except TimeoutError:
+        server.process.kill()
+        return ["EXIT: a gate has not ended long after SIGTERM:\n" + "\n".join(server.lines[-TRACE_LINES:])]
     return [f"EXIT: a gate ended with {status} at SIGTERM"] if status else []
 
 
