@@ -147,7 +147,7 @@ class AgentCall:
         binding, _, self.path = rest.partition("/")     # the slash behind /rpc is what some clients append
         self.is_rpc, self.is_http, self.name = binding == "rpc" and not self.path, binding == "v1", "other"
         self.id: str | int | None = None        # of the request, in JSON-RPC
-        self.is_old = False
+        self.is_old = self.is_notice = False
 
     async def answer(self, send: connection.Send) -> errors.GateError | None:
         """Answer the request; return the refusal of the gate."""
@@ -167,14 +167,15 @@ class AgentCall:
             self.gate.guard.refused(self.scope, cause, None)
         if self.gate.meter is not None:
             self.gate.meter.note_call("a2a", self.name, begun, None, cause)
-        if no is not None:
+        if self.is_notice and (no is None or no.kind.status not in TOLD_BY_STATUS):     # JSON-RPC replies to none
+            await self.gate.send(send, self.scope, 204, b"", ())
+        elif no is not None:
             await self.face.refuse(self.scope, send, no, self.id, self.is_rpc)
         elif isinstance(reply, AsyncIterator):
             with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
                 await http.run_while_connected(self._send_events(first, reply, send), self.receive)
         else:
-            type = JSON_TYPE if self.is_rpc else A2A_TYPE
-            await self.gate.send(send, self.scope, 200, self._frame(reply), (), type)
+            await self.gate.send(send, self.scope, 200, self._frame(reply), (), JSON_TYPE if self.is_rpc else A2A_TYPE)
         return cause
 
     def _frame(self, reply: Any) -> bytes:
@@ -202,8 +203,9 @@ class AgentCall:
         self.face.require_agent(self.agent)
         caller = await self.gate.guard.resolve(self.scope)
         query = http.read_query(self.scope["query_string"])
-        self._check_version(query)
+        self._check_version(query, (NEW, OLD) if self.is_rpc else (NEW,))
         method, asked = await (self._read_rpc() if self.is_rpc else self._read_http(query))
+        self._check_version(query, (OLD,) if self.is_old else (NEW,))
         if (op := self.gate.operations.get(method.operation)) is None:
             raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", push.NO_PUSH)
         self.name = op.name
@@ -226,12 +228,11 @@ class AgentCall:
             raise A2AError("INVALID_REQUEST", "Idempotency-Key must be one text of 1 to 1000 characters")
         return next(iter(keys), None)
 
-    def _check_version(self, query: dict[str, str]) -> None:
+    def _check_version(self, query: dict[str, str], spoken: tuple[str, ...]) -> None:
         """Refuse another version of the protocol; without one the name of the method tells it."""
-        named = next((value.decode("latin-1") for name, value in self.scope["headers"] if name == VERSION), None)
-        named, spoken = named or query.get("A2A-Version"), (NEW, OLD) if self.is_rpc else (NEW,)
+        named = dict(self.scope["headers"]).get(VERSION, b"").decode("latin-1") or query.get("A2A-Version", "")
         if named and ".".join(named.strip().split(".")[:2]) not in spoken:
-            raise A2AError("VERSION_NOT_SUPPORTED", f"this binding speaks A2A {', '.join(spoken)}, not {named[:20]}",
+            raise A2AError("VERSION_NOT_SUPPORTED", f"this call is of A2A {' and '.join(spoken)}, not of {named[:20]}",
                            supported=", ".join(spoken))
 
     async def _read_rpc(self) -> tuple[Method, dict[str, Any]]:
@@ -243,7 +244,7 @@ class AgentCall:
             raise A2AError("INVALID_REQUEST", "the body must be one JSON-RPC 2.0 request")
         if isinstance(id := request.get("id"), bool) or not isinstance(id, str | int | None):
             raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
-        self.id, self.is_old = id, name in v03.OLD_NAMES
+        self.id, self.is_old, self.is_notice = id, name in v03.OLD_NAMES, "id" not in request
         if (method := METHODS.get(v03.OLD_NAMES.get(name, name))) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
         if not isinstance(params := request.get("params", {}), dict):

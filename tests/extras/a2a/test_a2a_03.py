@@ -68,3 +68,9 @@ async def test_0_3_is_spoken_over_json_rpc_alone(agent: Agent) -> None:
     assert over_http.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
     assert await agent.refused("tasks/get", {"id": "none"}, headers=header) == (-32001, "TASK_NOT_FOUND")
     assert await agent.refused("tasks/pushNotificationConfig/set", {}) == (-32602, "url")
+
+
+@pytest.mark.parametrize(("method", "version"), [("SendMessage", "0.3"), ("tasks/get", "1.0"), ("tasks/get", "1.0.1")])
+async def test_a_method_of_one_version_is_refused_under_the_header_of_the_other(
+        agent: Agent, method: str, version: str) -> None:
+    assert await agent.refused(method, {}, headers=[("a2a-version", version)]) == (-32009, "VERSION_NOT_SUPPORTED")

@@ -120,7 +120,7 @@ async def test_a_body_that_is_too_large_or_too_deep_is_refused_before_it_is_read
 RAW: list[tuple[bytes, dict[str, Any], int]] = [
     (b"{", {}, -32700), (b"[]", {}, -32600), (b'{"jsonrpc": "1.0", "method": "GetTask"}', {}, -32600),
     (b'{"jsonrpc": "2.0", "method": "GetTask", "id": true}', {}, -32600),
-    (b'{"jsonrpc": "2.0", "method": "GetTask", "params": []}', {}, -32602),
+    (b'{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}', {}, -32602),
     (b"{}", {"headers": [("content-type", "text/plain")]}, -32005)]
 
 
@@ -129,6 +129,21 @@ async def test_what_is_not_json_rpc_is_refused(agent: Agent, body: bytes, more: 
     answer = await agent.served.call("POST", f"{agent.path}/rpc", body, **more)
 
     assert answer.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize("method", ["SendMessage", "message/send", "SendStreamingMessage", "GetTask", "Nothing"])
+async def test_a_notification_is_carried_out_and_not_replied_to(agent: Agent, method: str) -> None:
+    old = {"messageId": "m-1", "role": "user", "parts": [{"kind": "text", "text": "hello"}]}
+    params = {"message": old, "configuration": {"blocking": False}} if "/" in method else {
+        "message": said(), "configuration": {"returnImmediately": True}}
+    body = {"jsonrpc": "2.0", "method": method, "params": params}
+
+    answer = await agent.served.call("POST", f"{agent.path}/rpc", body)
+    stranger = await agent.served.call("POST", f"{agent.path}/rpc", body, token="none")
+
+    assert (answer.status, answer.content) == (204, b"")
+    assert stranger.status == 401
+    assert (await agent.good("ListTasks"))["totalSize"] == ("essage" in method)
 
 
 async def test_json_rpc_is_posted(agent: Agent) -> None:
