@@ -3,24 +3,17 @@ import { REFUSALS, type OperationName, type RefusalCode, type TaskRecord } from 
 
 /** What all errors of this package are; `code` is stable. */
 export class AsyncGateError extends Error {
-  readonly code: string;
-
-  constructor(code: string, message: string, options?: ErrorOptions) {
+  constructor(readonly code: string, message: string, options?: ErrorOptions) {
     super(message, options);
-    this.code = code;
     this.name = new.target.name;
   }
 }
 
 /** A store has nothing under an address, or the address is of another place, which nobody reads for a stranger. */
-export class NotInStore extends AsyncGateError {
-  constructor(message: string) { super("not_in_store", message); }
-}
+export class NotInStore extends AsyncGateError { constructor(message: string) { super("not_in_store", message); } }
 
 /** What a store gives is not what the receipt names. */
-export class PayloadDamaged extends AsyncGateError {
-  constructor(message: string) { super("payload_damaged", message); }
-}
+export class PayloadDamaged extends AsyncGateError { constructor(message: string) { super("payload_damaged", message); } }
 
 // The call that helps after a refusal, where there is one; the message says what to do then.
 const NEXT: Partial<Record<RefusalCode, OperationName>> = {
@@ -34,7 +27,6 @@ const NEXT: Partial<Record<RefusalCode, OperationName>> = {
 /** The gate refused a call. Its subclasses say by the status what kind of refusal it is. */
 export class Refusal extends AsyncGateError {
   declare readonly code: RefusalCode | (string & {});
-  readonly status: number;
   /** Seconds to wait before the next try, if the gate says so. */
   readonly retryAfter?: number;
   /** Why a lease is lost. */
@@ -42,24 +34,19 @@ export class Refusal extends AsyncGateError {
   /** The other members of the answer, such as `quota` or `receipt_id`. */
   readonly more: Readonly<Record<string, unknown>>;
 
-  constructor(status: number, body: Record<string, unknown>, retryAfter?: number) {
+  constructor(readonly status: number, body: Record<string, unknown>, retryAfter?: number) {
     const { error, message, detail, ...more } = body;
     super(String(error ?? "unexpected_answer"), String(message ?? detail ?? `the answer has the status ${status}`));
-    this.status = status;
     this.more = more;
     if (retryAfter !== undefined) this.retryAfter = retryAfter;
     if (typeof more["reason"] === "string") this.reason = more["reason"];
   }
 
   /** What the code means in general; the message says what it means here. */
-  get meaning(): string | undefined {
-    return (REFUSALS as Record<string, string>)[this.code];
-  }
+  get meaning(): string | undefined { return (REFUSALS as Record<string, string>)[this.code]; }
 
   /** The operation to call next, if one helps. */
-  get next(): OperationName | undefined {
-    return NEXT[this.code as RefusalCode];
-  }
+  get next(): OperationName | undefined { return NEXT[this.code as RefusalCode]; }
 }
 
 /** The request breaks a rule, or is too large (400, 413, 415): another one is needed. */
@@ -90,14 +77,7 @@ export function makeRefusal(status: number, body: Record<string, unknown>, retry
 }
 
 /** No gate answered. `sent`: the gate may have received the call. */
-export class Unreachable extends AsyncGateError {
-  readonly sent: boolean;
-
-  constructor(message: string, sent: boolean, cause?: unknown, code = "unreachable") {
-    super(code, message, { cause });
-    this.sent = sent;
-  }
-}
+export class Unreachable extends AsyncGateError { constructor(message: string, readonly sent: boolean, cause?: unknown, code = "unreachable") { super(code, message, { cause }); } }
 
 /** Something else answered: another product, a captive portal, or a gate of an incompatible version. */
 export class NotAGate extends Unreachable {
@@ -108,43 +88,24 @@ export class NotAGate extends Unreachable {
 
 /** The task failed and gets no further attempt; `error` is what its worker reported. */
 export class TaskFailed extends AsyncGateError {
-  readonly task: TaskRecord;
   readonly error: unknown;
 
-  constructor(task: TaskRecord) {
+  constructor(readonly task: TaskRecord) {
     const error = task.result?.error;
     super("task_failed", `task ${task.task_id} (${task.type}) failed: ${JSON.stringify(error)?.slice(0, 200)}`);
-    this.task = task;
     this.error = error;
   }
 }
 
 /** The task was canceled. */
-export class TaskCanceled extends AsyncGateError {
-  readonly task: TaskRecord;
-
-  constructor(task: TaskRecord) {
-    super("task_canceled", `task ${task.task_id} (${task.type}) was canceled`);
-    this.task = task;
-  }
-}
+export class TaskCanceled extends AsyncGateError { constructor(readonly task: TaskRecord) { super("task_canceled", `task ${task.task_id} (${task.type}) was canceled`); } }
 
 /** The task has not ended in time; it goes on, and can be waited for again. */
-export class WaitTimeout extends AsyncGateError {
-  readonly taskId: string;
-
-  constructor(taskId: string, seconds: number) {
-    super("wait_timeout", `task ${taskId} has not ended within ${seconds} s; it goes on, wait for it again`);
-    this.taskId = taskId;
-  }
-}
+export class WaitTimeout extends AsyncGateError { constructor(readonly taskId: string, seconds: number) { super("wait_timeout", `task ${taskId} has not ended within ${seconds} s; it goes on, wait for it again`); } }
 
 /** A value does not match its schema; `issues` says where. */
 export class SchemaMismatch extends AsyncGateError {
-  readonly issues: readonly { readonly message: string; readonly path: string }[];
-
-  constructor(what: string, issues: readonly { readonly message: string; readonly path: string }[]) {
+  constructor(what: string, readonly issues: readonly { readonly message: string; readonly path: string }[]) {
     super("schema_mismatch", `${what} does not match its schema: ${issues.map(each => `${each.path || "it"}: ${each.message}`).join("; ")}`);
-    this.issues = issues;
   }
 }

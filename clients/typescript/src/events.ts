@@ -27,36 +27,27 @@ const QUIET_SECONDS = 30;       // a gate sends a comment every five seconds
 
 /** Follow receipts and changes without an end; a connection that breaks is opened again behind the last receipt. */
 export async function* follow(connection: Connection, options: FollowOptions = {}): AsyncGenerator<GateEvent, void, undefined> {
-  const { signal } = options;
   const told = { task_id: options.taskId, to_id: options.toId, receipt_type: options.receiptType, created_after: options.createdAfter?.toISOString() };
   const query = new URLSearchParams(Object.entries(told).filter((pair): pair is [string, string] => pair[1] !== undefined)).toString();
-  let last = options.after;
-  for (let failures = 0; !signal?.aborted;) {
-    try {
-      for await (const block of readBlocks(connection, `/v1/receipts/stream${query && `?${query}`}`, last, signal)) {
-        failures = 0;
-        if (block.id) last = block.id;
-        yield block.type === "receipt" ? { type: "receipt", id: block.id, receipt: JSON.parse(block.data) as ReceiptRecord }
-          : { type: "change", change: JSON.parse(block.data) as ChangeRecord };
-      }
-    } catch (error) {
-      if (signal?.aborted) return;
-      if (!isTemporary(error)) throw error;
-    }
-    await sleep(pauseAfter(++failures, 0.5), signal);
-  }
+  for await (const { type, id, data } of insist(connection, `/v1/receipts/stream${query && `?${query}`}`, options.after, options.signal))
+    yield type === "receipt" ? { type, id, receipt: JSON.parse(data) as ReceiptRecord } : { type: "change", change: JSON.parse(data) as ChangeRecord };
 }
 
 /** Follow the output of a task until it has ended; a connection that breaks is opened again behind the last entry. */
 export async function* followOutput(connection: Connection, path: string, after: number, signal?: AbortSignal): AsyncGenerator<EntryRecord, void, undefined> {
-  for (let last = after, failures = 0; !signal?.aborted;) {
+  for await (const { type, data } of insist(connection, path, after ? String(after) : undefined, signal)) {
+    if (type === "end") return;
+    yield JSON.parse(data) as EntryRecord;
+  }
+}
+
+async function* insist(connection: Connection, path: string, last: string | undefined, signal: AbortSignal | undefined): AsyncGenerator<Block> {
+  for (let failures = 0; !signal?.aborted;) {
     try {
-      for await (const block of readBlocks(connection, path, last ? String(last) : undefined, signal)) {
+      for await (const block of readBlocks(connection, path, last, signal)) {
         failures = 0;
-        if (block.type === "end") return;
-        const entry = JSON.parse(block.data) as EntryRecord;
-        last = entry.offset;
-        yield entry;
+        if (block.id) last = block.id;
+        yield block;
       }
     } catch (error) {
       if (signal?.aborted) return;

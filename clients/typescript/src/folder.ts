@@ -14,24 +14,9 @@ export class FolderStore {
 
   /** Keep content: whole or not at all, also if this process or the machine stops. */
   async put(name: string, content: Uint8Array): Promise<string> {
-    const path = this.#place(name), fresh = `${path}.${crypto.randomUUID()}.new`;
+    const path = this.#place(name);
     await mkdir(dirname(path), { recursive: true });
-    try {
-      const file = await open(fresh, "wx");
-      try {
-        await file.writeFile(content);
-        await file.sync();
-      } finally {
-        await file.close();
-      }
-      await rename(fresh, path);
-    } finally {
-      await rm(fresh, { force: true });
-    }
-    // What was renamed in a folder outlives a power cut only so, where the system can.
-    const folder = await open(dirname(path)).catch(() => undefined);
-    await folder?.sync().catch(() => undefined);
-    await folder?.close();
+    await replaceFile(path, content, `${path}.${crypto.randomUUID()}.new`);
     return pathToFileURL(path).href;
   }
 
@@ -51,6 +36,26 @@ export class FolderStore {
   }
 
   #place(name: string): string { return join(this.folder, name.slice(0, 2), name); }
+}
+
+/** Write a file, first under another name. */
+export async function replaceFile(path: string, content: string | Uint8Array, fresh: string, mode?: number): Promise<void> {
+  try {
+    const file = await open(fresh, "w", mode);
+    try {
+      await file.writeFile(content);
+      await file.sync();
+    } finally {
+      await file.close();
+    }
+    await rename(fresh, path);
+  } finally {
+    await rm(fresh, { force: true });
+  }
+  // What was renamed in a folder outlives a power cut only so, where the system can.
+  const folder = await open(dirname(path)).catch(() => undefined);
+  await folder?.sync().catch(() => undefined);
+  await folder?.close();
 }
 
 function readPath(uri: string): string {

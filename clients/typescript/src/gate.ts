@@ -1,11 +1,11 @@
 /** The client: hand over work and get its result, even if the gate or a worker restarts meanwhile. */
 import { TaskCanceled, TaskFailed, Unreachable, NotAGate, WaitTimeout } from "./errors.js";
 import { follow, followOutput, type FollowOptions, type GateEvent } from "./events.js";
-import { Connection, isTemporary, pauseAfter, sleep, type CallOptions, type ConnectOptions } from "./http.js";
+import { Connection, isTemporary, pauseAfter, refuseUnknown, sleep, type CallOptions, type ConnectOptions } from "./http.js";
 import { CALLS, LISTED, OperationMethods } from "./operations.js";
 import type { Answered, CreateTask, EntryRecord, InputAction, InputRecord, Lists, OperationName, Operations, Status, TaskRecord } from "./operations.js";
 import type { Payloads } from "./payloads.js";
-import { parse, type StandardSchema } from "./schema.js";
+import { parse, type OutputOf, type StandardSchema } from "./schema.js";
 
 /** How to reach a gate, and who calls if the credential does not say it. */
 export interface GateOptions extends ConnectOptions {
@@ -44,6 +44,7 @@ export interface OutputOptions {
   signal?: AbortSignal;
 }
 
+export const GATE_OPTIONS = ["url", "key", "patienceSeconds", "fetch", "agentId", "workerId", "payloads"] as const satisfies (keyof GateOptions)[];
 const LONG_POLL_SECONDS = 25;
 const ENDED: readonly Status[] = ["succeeded", "failed", "canceled"];
 const CALLER_FIELDS = ["principal_id", "agent_id", "worker_id", "created_by", "tasker_principal"];
@@ -58,6 +59,7 @@ export class Gate extends OperationMethods {
 
   constructor(options: GateOptions = {}) {
     super();
+    refuseUnknown(options, GATE_OPTIONS, "Gate");
     this.agentId = options.agentId;
     this.workerId = options.workerId;
     this.connection = new Connection(options);
@@ -153,7 +155,9 @@ export class Handle<Result = unknown> {
   }
 
   /** Wait for the result, checked by a schema if there is one; throws TaskFailed, TaskCanceled or WaitTimeout. */
-  async result(options: WaitOptions & { schema?: StandardSchema<unknown, Result> } = {}): Promise<Result> {
+  result<Schema extends StandardSchema<any, any>>(options: WaitOptions & { schema: Schema }): Promise<OutputOf<Schema>>;
+  result(options?: WaitOptions & { schema?: undefined }): Promise<Result>;
+  async result(options: WaitOptions & { schema?: StandardSchema | undefined } = {}): Promise<unknown> {
     const ended = await this.ended(options);
     if (ended.status === "failed") throw new TaskFailed(ended);
     if (ended.status === "canceled") throw new TaskCanceled(ended);

@@ -83,16 +83,13 @@ export class Pulse {
     }
   }
 
-  #heard(news: News, error?: Refusal): void {
+  #heard(news: News, error?: Error): void {
     const told = news.waiting.splice(0);
     if (this.#news === news) this.#news = undefined;
     for (const waiter of told) error ? waiter.reject(error) : waiter.resolve();
   }
 
-  #settle(error: unknown): void {
-    for (const waiter of this.#news?.waiting.splice(0) ?? []) waiter.reject(error);
-    this.#news = undefined;
-  }
+  #settle(error: Error): void { if (this.#news) this.#heard(this.#news, error); }
 
   async #renew(): Promise<void> {
     const asked = now();        // the gate's lease starts later, so this side ends it first

@@ -29,6 +29,7 @@ const NOT_DONE = new Set([408, 429, 503]);      // the gate did nothing
 const OUTCOME_UNKNOWN = new Set(["database_unavailable", "unexpected_answer"]);
 const NOT_SENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT", "ConnectionRefused"]);
 const PROMPT_SECONDS = 0.05;     // an answer that comes sooner has not waited
+const LOSSY = [Map, Set, RegExp, Error, Promise, ArrayBuffer];       // JSON.stringify writes {} for them
 const PRIVATE = /^(localhost|127(\.\d+){3}|\[::1\])$/;
 
 /** Read a variable of the environment, where there is one. */
@@ -46,22 +47,47 @@ export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/** Wait for the end of something, so long at most and until the signal is aborted; gives whether it has ended. */
+export async function within(seconds: number, work: Promise<unknown>, signal?: AbortSignal): Promise<boolean> {
+  const ended = new AbortController(), end = (): void => ended.abort();
+  let done = false;
+  void work.catch(() => undefined).then(() => { done = true; end(); });
+  signal?.addEventListener("abort", end);
+  if (!signal?.aborted) await sleep(seconds, ended.signal);
+  signal?.removeEventListener("abort", end);
+  return done;
+}
+
 /** A random pause in seconds that grows with each failure, so that clients do not all return at once. */
 export function pauseAfter(failures: number, least = 0): number {
   const longest = failures <= 60 ? Math.min(0.05 * 2 ** Math.min(failures - 1, 16), 0.5) : Math.min(0.5 * 2 ** Math.min(failures - 60, 16), 5);
   return longest * (least + Math.random() * (1 - least));
 }
 
-/** Write JSON; throws TypeError for what JSON cannot express, instead of losing it. */
+/** Write JSON; throws TypeError, with the path below `what`, for what JSON cannot express, instead of losing it. */
 export function writeJson(value: unknown, what = "the value"): string {
-  const text = JSON.stringify(value === undefined ? null : value, (name, inner: unknown) => {
-    if (typeof inner === "number" && !Number.isFinite(inner)) throw new TypeError(`${what}${name && `.${name}`} is ${inner}: JSON has no such number`);
-    if (typeof inner === "bigint" || inner instanceof Map || inner instanceof Set || (name === "" && typeof inner === "function"))
-      throw new TypeError(`${what}${name && `.${name}`} cannot be written as JSON: it is a ${typeof inner === "object" ? inner.constructor.name : typeof inner}`);
+  const trail: { holder: unknown; path: string }[] = [];      // from the value down to where JSON.stringify is now
+  return JSON.stringify(value === undefined ? null : value, function (this: unknown, name, inner: unknown) {
+    while (trail.length && trail.at(-1)?.holder !== this) trail.pop();
+    const above = trail.at(-1), step = Array.isArray(this) ? `[${name}]` : above?.path ? `.${name}` : name, path = (): string => above ? above.path + step : what;
+    if (typeof inner === "number" && !Number.isFinite(inner)) throw new TypeError(`${path()} is ${inner}: JSON has no such number`);
+    if (inner === null && (this as Record<string, unknown>)[name] instanceof Date) throw new TypeError(`${path()} is an invalid Date`);
+    if (typeof inner === "bigint" || (!above && ["function", "symbol", "undefined"].includes(typeof inner)) || LOSSY.some(kind => inner instanceof kind) || ArrayBuffer.isView(inner))
+      throw new TypeError(`${path()} cannot be written as JSON: it is a ${typeof inner === "object" ? (inner as object).constructor.name : typeof inner}`);
+    if (typeof inner === "object" && inner !== null) trail.push({ holder: inner, path: path() });
     return inner;
   });
-  if (text === undefined) throw new TypeError(`${what} cannot be written as JSON`);
-  return text;
+}
+
+/** The JSON of a value without NUL and lone surrogates, which no gate stores. */
+export function writeClean(value: unknown, what?: string): string {
+  return writeJson(value, what).replace(/\\(u0000|ud[89a-f]..|.)/g, (escape, code: string) => code.length > 1 ? "\ufffd" : escape);
+}
+
+/** Refuse options that nothing reads, such as one that is misspelt. */
+export function refuseUnknown(options: object, known: readonly string[], whose: string): void {
+  const name = Object.keys(options).find(each => !known.includes(each));
+  if (name !== undefined) throw new TypeError(`${whose} has no option ${name}; it has ${known.join(", ")}`);
 }
 
 /** Whether an error may go away by itself, so that a program that waits goes on waiting. */
@@ -79,11 +105,13 @@ export class Connection {
 
   constructor(options: ConnectOptions = {}) {
     const url = (options.url ?? readEnvironment("ASYNCGATE_URL") ?? DEFAULT_URL).replace(/\/+$/, "").replace(/\/(v1|mcp|docs)$/, "");
-    const where = new URL(url);
-    if (!/^https?:$/.test(where.protocol)) throw new TypeError(`a gate's URL is like ${DEFAULT_URL}, not ${url}`);
+    const where = URL.canParse(url) ? new URL(url) : undefined;
+    if (where?.username || where?.password) throw new TypeError("a gate's URL has no credential in it; give it as `key`");
+    if (!where || !/^https?:$/.test(where.protocol)) throw new TypeError(`a gate's URL is like ${DEFAULT_URL}, not ${JSON.stringify(url)}`);
     this.url = url;
     this.patienceSeconds = options.patienceSeconds ?? 30;
     this.#key = options.key ?? readEnvironment("ASYNCGATE_API_KEY");
+    if (typeof this.#key === "string") checkKey(this.#key);
     if (this.#key && where.protocol === "http:" && !PRIVATE.test(where.hostname) && !/^(1|true|yes)$/i.test(readEnvironment("ASYNCGATE_PLAIN_HTTP") ?? ""))
       throw new TypeError(`${url} is plain HTTP, so anybody on the network could read the credential: use https://, or set ASYNCGATE_PLAIN_HTTP=true if the network is your own`);
     this.#fetch = options.fetch ?? ((...given) => globalThis.fetch(...given));
@@ -126,7 +154,7 @@ export class Connection {
     const missing = /\{(\w+)\}/.exec(target)?.[1];
     if (missing) throw new TypeError(`${operation} needs the field ${missing}`);
     const query = verb === "GET" ? new URLSearchParams(Object.entries(rest).map(([name, value]) => [name, typeof value === "string" ? value : writeJson(value, name)])).toString() : "";
-    const request: RequestInit = verb === "GET" ? { method: verb } : { method: verb, body: writeJson(rest, operation), headers: { "content-type": "application/json" } };
+    const request: RequestInit = verb === "GET" ? { method: verb } : { method: verb, body: writeJson(rest, ""), headers: { "content-type": "application/json" } };
     const response = await this.open(target + (query && `?${query}`), request, how);
     try {
       return readReply(this.url, operation, response.status, response.headers, await response.text()) as Operations[N]["gives"];
@@ -147,6 +175,7 @@ export class Connection {
   async open(path: string, request: RequestInit, how: { seconds: number; signal?: AbortSignal }): Promise<Response & { close(): void }> {
     how.signal?.throwIfAborted();
     const key = typeof this.#key === "function" ? await this.#key() : this.#key;
+    if (key) checkKey(key);
     const headers = { ...(request.headers as Record<string, string>), ...(key && { authorization: `Bearer ${key}` }) };
     const stop = new AbortController(), pass = (): void => stop.abort(how.signal?.reason);
     const timer = how.seconds < Infinity ? setTimeout(() => stop.abort(), how.seconds * 1000) : undefined;
@@ -163,10 +192,15 @@ export class Connection {
   }
 }
 
+// The platform's own error would show the key.
+function checkKey(key: string): void {
+  if (/[^\x20-\x7e]/.test(key) || key !== key.trim()) throw new TypeError("the key has a character that no HTTP header can have (a line break at its end?)");
+}
+
 function explainFailure(url: string, error: unknown): Unreachable {
   const code = String((error as { cause?: { code?: string } }).cause?.code ?? (error as { code?: string }).code ?? "");
   if (code === "ECONNREFUSED" || code === "ConnectionRefused") return new Unreachable(`no gate answers at ${url}; start one with \`asyncgate dev\``, false, error);
-  return new Unreachable(`the connection to ${url} failed: ${code || String(error)}`, !NOT_SENT.has(code), error);
+  return new Unreachable(`the connection to ${url} failed: ${code || String((error as { cause?: unknown }).cause ?? error)}`, !NOT_SENT.has(code), error);
 }
 
 function readReply(url: string, operation: string, status: number, headers: Headers, text: string): unknown {

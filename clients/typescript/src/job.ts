@@ -6,6 +6,8 @@ import type { Addressee, Children, Input, Offer, OnExpiry, UntilChildren } from 
 import { Printer, toPart } from "./output.js";
 import type { Gate } from "./gate.js";
 
+const LOSSES: Readonly<Record<string, string>> = {
+  canceled: "the task was canceled", completed: "the task has ended", expired: "it has run out", stopping: "this worker stops", superseded: "another worker has the task" };
 const LOG_BYTES = 100_000;      // of log lines that one run may keep
 
 /** How grave a line of the console has to be. */
@@ -27,13 +29,11 @@ export class Done<Result = unknown> {
 }
 
 /** Throw it: the task has failed, and no other attempt can succeed. */
-export class Fail extends AsyncGateError {
-  constructor(message: string, readonly options: { code?: string; detail?: unknown } = {}) { super(options.code ?? "failed", message); }
-}
+export class Fail extends AsyncGateError { constructor(message: string, readonly options: { code?: string; detail?: unknown; cause?: unknown } = {}) { super(options.code ?? "failed", message, options); } }
 
 /** Throw it: this attempt failed, another may succeed, at the earliest `after` seconds from now. */
 export class Retry extends AsyncGateError {
-  constructor(message = "try again", readonly options: { after?: number; code?: string; stopLimit?: string } = {}) { super(options.code ?? "retry", message); }
+  constructor(message = "try again", readonly options: { after?: number; code?: string; stopLimit?: string; cause?: unknown } = {}) { super(options.code ?? "retry", message, options); }
 }
 
 /** Until when a task waits without a lease. */
@@ -59,22 +59,16 @@ export class Park extends AsyncGateError {
 }
 
 /** The lease is gone, so the work is another worker's, or nobody's: the reason of job.signal. */
-export class Lost extends AsyncGateError {
-  constructor(readonly reason: string) { super("lost", `the lease is lost (${reason})`); }
-}
+export class Lost extends AsyncGateError { constructor(readonly reason: string) { super("lost", `the lease is lost: ${LOSSES[reason] ?? reason}`); } }
 
 /** The next step of a function is not the one that an earlier run recorded under its number. */
-export class StepMismatch extends AsyncGateError {
-  constructor(message: string) { super("step_mismatch", message); }
-}
+export class StepMismatch extends AsyncGateError { constructor(message: string) { super("step_mismatch", message); } }
 
 /** What an earlier run recorded is not there any more, because the gate was rebuilt from its receipts. */
 export class StepsLost extends StepMismatch {}
 
 /** A checkpoint, a report or the value of a step is larger than the gate takes. */
-export class TooLarge extends AsyncGateError {
-  constructor(message: string) { super("too_large", message); }
-}
+export class TooLarge extends AsyncGateError { constructor(message: string) { super("too_large", message); } }
 
 /** A question to somebody. */
 export interface Question {
@@ -90,28 +84,17 @@ export interface Question {
 }
 
 // Ends a function whose task waits for an answer; only the worker sees it.
-export class Asked extends Lost {
-  constructor() { super("input_required"); }
-}
+export class Asked extends Lost { constructor() { super("input_required"); } }
+
+interface JobParts { gate: Gate; me: Me; pulse: Pulse; mostBytes: number; say: (text: string) => void }
 
 /** A task on lease, as its function sees it. */
 export class Job<Payload = unknown> {
-  readonly taskId: string;
-  readonly type: string;
-  /** How many attempts have failed before this one. */
-  readonly attempt: number;
   /** What an earlier run has saved last; of any type, so check what you read. */
   readonly checkpoint: unknown;
-  /** The latest progress of an earlier run. */
-  readonly progress: unknown;
-  /** Aborted when the task is canceled, the lease is lost or the worker stops; pass it to fetch and others. */
-  readonly signal: AbortSignal;
   readonly #abort = new AbortController();
-  readonly #pulse: Pulse;
-  readonly #gate: Gate;
-  readonly #me: Me;
+  readonly #parts: JobParts;
   readonly #held: Me & { task_id: string; lease_id: string; fence: number };
-  readonly #mostBytes: number;
   readonly #printer: Printer;
   #report: Record<string, unknown> = {};
   #saved: unknown;
@@ -119,24 +102,28 @@ export class Job<Payload = unknown> {
   #logLeft = LOG_BYTES;
   #recorded: Promise<Map<number, readonly [string, unknown]>> | undefined;
 
-  constructor(readonly payload: Payload, readonly offer: Offer, parts: { gate: Gate; me: Me; pulse: Pulse; mostBytes: number; say: (text: string) => void }) {
-    this.taskId = offer.task_id;
-    this.type = offer.type;
-    this.attempt = offer.attempt;
-    this.progress = offer.progress;
+  constructor(readonly payload: Payload, readonly offer: Offer, parts: JobParts) {
     const before = offer.progress as { checkpoint?: unknown } | null;
     this.checkpoint = this.#saved = typeof before === "object" && before !== null ? before.checkpoint : undefined;
-    this.signal = this.#abort.signal;
-    this.#pulse = parts.pulse;
-    this.#gate = parts.gate;
-    this.#mostBytes = parts.mostBytes;
-    this.#me = parts.me;
+    this.#parts = parts;
     this.#held = { ...parts.me, task_id: offer.task_id, lease_id: offer.lease_id, fence: offer.fence };
     this.#printer = new Printer(async (chunks, position, stream) =>
-      (await this.#insist(() => this.#gate.appendOutput({ ...this.#held, chunks, position, stream }, { signal: this.signal }))).chunks,
-    offer.chunks ?? 0, error => { if (!this.lost) parts.say(`task ${this.taskId}: its further output is not sent: ${String(error)}`); });
+      (await this.#insist(() => this.#parts.gate.appendOutput({ ...this.#held, chunks, position, stream }, { signal: this.signal }))).chunks,
+    offer.chunks ?? 0, (what, error) => { if (!this.lost) parts.say(`task ${this.taskId}: ${what} is not sent: ${String(error)}`); });
     parts.pulse.lost = reason => this.lose(reason);
   }
+
+  get taskId(): string { return this.offer.task_id; }
+  get type(): string { return this.offer.type; }
+
+  /** How many attempts have failed before this one. */
+  get attempt(): number { return this.offer.attempt; }
+
+  /** The latest progress of an earlier run. */
+  get progress(): unknown { return this.offer.progress; }
+
+  /** Aborted when the task is canceled, the lease is lost or the worker stops; pass it to fetch and others. */
+  get signal(): AbortSignal { return this.#abort.signal; }
 
   /** Its children, and how the last ones of them ended; undefined if it has none. */
   get children(): Children | undefined { return this.offer.children; }
@@ -159,7 +146,7 @@ export class Job<Payload = unknown> {
   #tell(report: Record<string, unknown>, checkpoint: unknown): Promise<void> {
     const sent = (async () => {
       this.signal.throwIfAborted();
-      await this.#pulse.tell(this.#note(report, checkpoint));
+      await this.#parts.pulse.tell(this.#note(report, checkpoint));
     })();
     sent.catch(() => undefined);    // who does not await it learns of a lost lease by the signal
     return sent;
@@ -168,8 +155,8 @@ export class Job<Payload = unknown> {
   #note(report: Record<string, unknown>, checkpoint: unknown): Record<string, unknown> {
     const progress = checkpoint === undefined ? report : { ...report, checkpoint };
     const bytes = new TextEncoder().encode(writeJson(progress, "progress")).length;
-    if (bytes > this.#mostBytes)
-      throw new TooLarge(`report and checkpoint of task ${this.taskId} have ${bytes} bytes, and the gate takes ${this.#mostBytes} (max_progress_bytes): record what is done by job.step, or save a pointer`);
+    if (bytes > this.#parts.mostBytes)
+      throw new TooLarge(`report and checkpoint of task ${this.taskId} have ${bytes} bytes, and the gate takes ${this.#parts.mostBytes} (max_progress_bytes): record what is done by job.step, or save a pointer`);
     this.#report = report;
     this.#saved = checkpoint;
     return progress;
@@ -184,7 +171,7 @@ export class Job<Payload = unknown> {
   log(text: string): void {
     if (this.#logLeft <= 0 || this.signal.aborted) return;
     this.#logLeft -= new TextEncoder().encode(text).length + 1;
-    void this.#printer.print(`${text.replaceAll("\0", "\ufffd")}\n${this.#logLeft > 0 ? "" : "(further lines of this run are not kept)\n"}`, "log");
+    void this.#printer.print(`${text}\n${this.#logLeft > 0 ? "" : "(further lines of this run are not kept)\n"}`, "log");
   }
 
   /** Say something to whoever follows the task, as a message of its own in A2A: texts, parts as A2A has them, or other JSON. */
@@ -212,10 +199,8 @@ export class Job<Payload = unknown> {
   endOutput(): Promise<void> { return this.#printer.end(); }
 
   /**
-   * Do something unless an earlier run of the task has done it: `await job.step("fetch", () => fetchIt())`.
-   *
-   * The gate keeps what each step gave, as JSON; the function must take the same steps in the same order each time. A
-   * worker that dies between a step and its record does that step again.
+   * Do something unless an earlier run of the task has done it: `await job.step("fetch", () => fetchIt())`. The gate keeps what each step
+   * gave, as JSON; take the same steps in the same order each time. A worker that dies between a step and its record does it again.
    */
   async step<Value>(name: string, work: () => Value | Promise<Value>): Promise<Value> {
     const seq = ++this.#steps;
@@ -226,7 +211,7 @@ export class Job<Payload = unknown> {
       throw new StepMismatch(`step ${seq} of task ${this.taskId} was recorded as ${JSON.stringify(recorded[0])}, and is ${JSON.stringify(name)} now: a function takes its steps in the same order each time; let the code that began such tasks end them, or cancel them`);
     if (recorded) return recorded[1] as Value;
     const text = writeJson(await work(), `step ${name}`), value = JSON.parse(text) as Value;
-    const reply = await this.#insist(() => this.#gate.recordStep({ ...this.#held, seq, name, value }, { signal: this.signal }));
+    const reply = await this.#insist(() => this.#parts.gate.recordStep({ ...this.#held, seq, name, value }, { signal: this.signal }), `what step ${name} gave`);
     return (reply.replayed ? reply.value : value) as Value;
   }
 
@@ -236,7 +221,7 @@ export class Job<Payload = unknown> {
       throw new StepsLost(`what an earlier run of task ${this.taskId} recorded is lost, because the gate was rebuilt from its receipts: look what is done, and create a new task for the rest`);
     if (!this.offer.steps) return known;
     return await this.#insist(async () => {
-      for await (const step of this.#gate.each("list_steps", { ...this.#me, task_id: this.taskId, limit: 200 }, { signal: this.signal })) known.set(step.seq, [step.name, step.value]);
+      for await (const step of this.#parts.gate.each("list_steps", { ...this.#parts.me, task_id: this.taskId, limit: 200 }, { signal: this.signal })) known.set(step.seq, [step.name, step.value]);
       return known;
     });
   }
@@ -252,7 +237,7 @@ export class Job<Payload = unknown> {
     const checkpoint = question.checkpoint === undefined ? this.#saved : question.checkpoint;
     const progress = this.#note(this.#report, checkpoint);
     await this.#printer.flush();
-    const reply = await this.#insist(() => this.#gate.requestInput({
+    const reply = await this.#insist(() => this.#parts.gate.requestInput({
       ...this.#held, key, message: question.message, schema: question.schema ?? null, to: question.to ?? null,
       expires_in_seconds: question.expiresInSeconds ?? null, on_expiry: question.onExpiry ?? null,
       ...(Object.keys(progress).length > 0 && { checkpoint: progress }) }, { signal: this.signal }));
@@ -275,7 +260,7 @@ export class Job<Payload = unknown> {
   lose(reason: string): void { if (!this.signal.aborted) this.#abort.abort(new Lost(reason)); }
 
   // Calls until the gate answers, or the lease is lost.
-  async #insist<T>(call: () => Promise<T>): Promise<T> {
+  async #insist<T>(call: () => Promise<T>, what = "the request"): Promise<T> {
     for (let failures = 1; ; failures++) {
       this.signal.throwIfAborted();
       try {
@@ -284,7 +269,7 @@ export class Job<Payload = unknown> {
         this.signal.throwIfAborted();
         if (error instanceof LeaseInvalid) this.lose(error.reason ?? "unknown");
         else if (error instanceof Refusal && error.code === "step_conflict") throw new StepMismatch((error as Conflict).message);
-        else if (error instanceof Refusal && error.status === 413) throw new TooLarge(`${error.message}, and record that`);
+        else if (error instanceof Refusal && error.status === 413) throw new TooLarge(`${what} is too large for the gate (${error.message}): keep it elsewhere, and give its address instead`);
         else if (!isTemporary(error) || (error instanceof Refusal && error.code === "quota_exceeded")) throw error;
         await sleep(pauseAfter(failures, 0.5) + (error instanceof Refusal ? error.retryAfter ?? 0 : 0), this.signal);
       }
@@ -292,7 +277,8 @@ export class Job<Payload = unknown> {
   }
 }
 
-function show(value: unknown): string {
+/** A value for people to read. */
+export function show(value: unknown): string {
   if (typeof value !== "object" || value instanceof Error) return String(value);
   try { return JSON.stringify(value); } catch { return String(value); }
 }

@@ -9,7 +9,7 @@ export interface Letter {
 
 /** Keeps the ends of one worker process in memory. */
 export class MemoryPlace {
-  protected readonly unwritten: Letter[] = [];
+  protected unwritten: Letter[] = [];
 
   constructor(readonly instanceId = crypto.randomUUID().replaceAll("-", "")) {}
 
@@ -23,10 +23,7 @@ export class MemoryPlace {
   }
 
   /** Drop an end that is delivered. */
-  async forget(letter: Letter): Promise<void> {
-    const at = this.unwritten.indexOf(letter);
-    if (at >= 0) this.unwritten.splice(at, 1);
-  }
+  async forget(letter: Letter): Promise<void> { this.unwritten = this.unwritten.filter(other => other !== letter); }
 
   /** Other places of this worker that no process has. */
   async *abandoned(): AsyncGenerator<MemoryPlace> { /* memory has none */ }

@@ -1,5 +1,6 @@
 /** What a task function prints and streams: sent in the background, in order, each chunk once. */
-import { sleep, writeJson } from "./http.js";
+import { AsyncGateError, InvalidRequest } from "./errors.js";
+import { sleep, within, writeClean } from "./http.js";
 import type { OutputKind } from "./operations.js";
 
 const GATHER_SECONDS = 0.05;            // for which texts are gathered before they are sent
@@ -15,16 +16,17 @@ export class Printer {
   readonly #waiting: Chunk[] = [];
   #bytes = 0;
   #sending = 0;
+  #most = MOST_CALL_CHUNKS;
   #closed = false;
   #running: Promise<void> | undefined;
   #blocked: (() => void)[] = [];
 
-  /** `send` appends chunks behind a position and gives the next one; `drop` is told why nothing more is sent. */
-  constructor(private readonly send: (chunks: unknown[], position: number, stream: OutputKind) => Promise<number>, private position: number, private readonly drop: (error: unknown) => void) {}
+  /** `send` appends chunks behind a position and gives the next one; `drop` is told what is not sent, and why. */
+  constructor(private readonly send: (chunks: unknown[], position: number, stream: OutputKind) => Promise<number>, private position: number, private readonly drop: (what: string, error: unknown) => void) {}
 
   /** Append text; pieces that are printed within a moment are one chunk. Ends when there is room for more. */
   print(text: string, stream: OutputKind = "output"): Promise<void> {
-    for (let rest = text.toWellFormed(); rest;) {
+    for (let rest = text.toWellFormed().replaceAll("\0", "\ufffd"); rest;) {
       const at = rest.length > LONGEST_TEXT && (rest.codePointAt(LONGEST_TEXT - 1) ?? 0) > 0xffff ? LONGEST_TEXT - 1 : LONGEST_TEXT;
       this.#add(rest.slice(0, at), true, stream);
       rest = rest.slice(at);
@@ -34,15 +36,13 @@ export class Printer {
 
   /** Append one chunk. Ends when there is room for more. */
   async append(chunk: unknown): Promise<void> {
-    this.#add(JSON.parse(writeJson(chunk, "the chunk")), false, "output");
+    this.#add(JSON.parse(writeClean(chunk, "the chunk")), false, "output");
     await this.#findRoom();
   }
 
   /** Wait until everything is sent, if that does not take too long. */
   async flush(): Promise<void> {
-    const sent = new AbortController();
-    void this.#running?.finally(() => sent.abort());
-    if (this.#running) await sleep(FLUSH_SECONDS, sent.signal);
+    if (this.#running) await within(FLUSH_SECONDS, this.#running);
   }
 
   /** Wait until everything is sent, and send nothing more. */
@@ -68,13 +68,20 @@ export class Printer {
         await sleep(GATHER_SECONDS);
         const chunks = this.#choose();
         this.#sending = chunks.length;
-        this.position = await this.send(chunks.map(chunk => chunk.value), this.position, chunks[0]?.stream ?? "output");
+        try {
+          this.position = await this.send(chunks.map(chunk => chunk.value), this.position, chunks[0]?.stream ?? "output");
+        } catch (error) {       // what the gate does not take is left out, and nothing else: which one is it?
+          if (!(error instanceof InvalidRequest || (error instanceof AsyncGateError && error.code === "too_large"))) throw error;
+          this.#most = chunks.length > 1 ? 1 : MOST_CALL_CHUNKS;
+          if (chunks.length > 1) continue;
+          this.drop("a chunk of its output", error);
+        }
         this.#sending = 0;
         for (const { bytes } of this.#waiting.splice(0, chunks.length)) this.#bytes -= bytes;
         this.#wake();
       }
     } catch (error) {       // output is for those who watch, and must not end the work
-      if (!this.#closed) this.drop(error);
+      if (!this.#closed) this.drop("its further output", error);
       this.#close();
     } finally {
       this.#running = undefined;
@@ -83,7 +90,7 @@ export class Printer {
 
   #choose(): Chunk[] {
     let bytes = 0, count = 0;
-    for (const chunk of this.#waiting.slice(0, MOST_CALL_CHUNKS)) {
+    for (const chunk of this.#waiting.slice(0, this.#most)) {
       bytes += chunk.bytes;
       if (count && (bytes > MOST_CALL_BYTES || chunk.stream !== this.#waiting[0]?.stream)) break;
       count++;

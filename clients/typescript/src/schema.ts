@@ -25,7 +25,7 @@ export interface StandardIssue {
 }
 
 /** The type of the values that a schema makes. */
-export type OutputOf<S> = S extends StandardSchema<infer _, infer Output> ? Output : never;
+export type OutputOf<S> = S extends StandardSchema<any, infer Output> ? Output : never;
 
 /** The JSON schema of what a schema takes or gives; undefined if its library does not say it, or it cannot be said. */
 export function describeSchema(schema: StandardSchema<any, any> | undefined, side: "input" | "output"): Record<string, unknown> | undefined {

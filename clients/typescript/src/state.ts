@@ -6,6 +6,7 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import { basename, dirname, join } from "node:path";
 import { format } from "node:util";
 import type { KeptConsole, LogLevel } from "./job.js";
+import { replaceFile } from "./folder.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 
 const TOUCH_SECONDS = 20;
@@ -21,16 +22,21 @@ export function nameProcess(): string { return `${hostname().slice(0, 200)}:${pr
 
 /** Take the first place of a worker that no other process has. */
 export async function takePlace(folder: string, workerId: string): Promise<DiskPlace> {
-  await mkdir(folder, { recursive: true, mode: 0o700 });
-  for (let number = 1; ; number++) {
-    const place = await DiskPlace.take(join(folder, `${fileName(workerId)}.${number}`));
-    if (place) return place;
+  try {
+    await mkdir(folder, { recursive: true, mode: 0o700 });
+    for (let number = 1; ; number++) {
+      const place = await DiskPlace.take(join(folder, `${fileName(workerId)}.${number}`));
+      if (place) return place;
+    }
+  } catch (cause) {
+    throw new Error(`the worker's state cannot be kept in ${folder} (${String(cause)}): name another folder as its option \`state\`, or keep nothing by \`state: null\``, { cause });
   }
 }
 
 /** The state of one worker process. */
 export class DiskPlace extends MemoryPlace {
   readonly #path: string;
+  #last: Promise<unknown> = Promise.resolve();
   readonly #touching: NodeJS.Timeout;
 
   private constructor(path: string, instanceId: string) {
@@ -43,19 +49,15 @@ export class DiskPlace extends MemoryPlace {
   static async take(path: string): Promise<DiskPlace | undefined> {
     if (!await lock(`${path}.lock`)) return undefined;
     let instanceId = await readFile(path, "utf8").catch(() => "");
-    if (!/^[0-9a-f]{32}$/.test(instanceId)) await replaceFile(path, instanceId = crypto.randomUUID().replaceAll("-", ""));
+    if (!/^[0-9a-f]{32}$/.test(instanceId)) await replaceFile(path, instanceId = crypto.randomUUID().replaceAll("-", ""), `${path}.new`, 0o600);
     return new DiskPlace(path, instanceId);
   }
 
-  override async letters(): Promise<Letter[]> {
-    const text = await readFile(`${this.#path}.letters`, "utf8").catch(() => "");
-    const kept = text.split("\n").flatMap(line => { try { return line ? [JSON.parse(line) as Letter] : []; } catch { return []; } });
-    return [...kept, ...await super.letters()];
-  }
+  override async letters(): Promise<Letter[]> { return [...await this.#read(), ...await super.letters()]; }
 
   override async keep(letter: Letter): Promise<string> {
     try {
-      await this.#write([...(await this.letters()).filter(other => !this.unwritten.includes(other)), letter]);
+      await this.#change(letters => [...letters, letter]);
       return `${this.#path}.letters`;
     } catch (error) {       // a full disk, say
       return `${await super.keep(letter)} (${String(error)})`;
@@ -65,7 +67,7 @@ export class DiskPlace extends MemoryPlace {
   override async forget(letter: Letter): Promise<void> {
     const text = JSON.stringify(letter);
     if (this.unwritten.includes(letter)) return await super.forget(letter);
-    await this.#write((await this.letters()).filter(other => !this.unwritten.includes(other) && JSON.stringify(other) !== text));
+    await this.#change(letters => letters.filter(other => JSON.stringify(other) !== text));
   }
 
   // A worker's other places that hold letters and no process.
@@ -85,26 +87,25 @@ export class DiskPlace extends MemoryPlace {
     await rm(`${this.#path}.lock`, { force: true });
   }
 
-  async #write(letters: readonly Letter[]): Promise<void> {
-    if (letters.length) await replaceFile(`${this.#path}.letters`, letters.map(letter => JSON.stringify(letter) + "\n").join(""));
-    else await rm(`${this.#path}.letters`, { force: true });
+  async #read(): Promise<Letter[]> {
+    const text = await readFile(`${this.#path}.letters`, "utf8").catch(() => "");
+    return text.split("\n").flatMap(line => { try { return line ? [JSON.parse(line) as Letter] : []; } catch { return []; } });
+  }
+
+  // One change after the other: several tasks may end at once.
+  async #change(edit: (letters: Letter[]) => Letter[]): Promise<void> {
+    const path = `${this.#path}.letters`, change = this.#last.then(async () => {
+      const letters = edit(await this.#read());
+      await (letters.length ? replaceFile(path, letters.map(letter => JSON.stringify(letter) + "\n").join(""), `${path}.new`, 0o600) : rm(path, { force: true }));
+    });
+    this.#last = change.catch(() => undefined);
+    await change;
   }
 }
 
 function fileName(text: string): string {
   const name = encodeURIComponent(text);
   return name.length <= 150 ? name : `${name.slice(0, 60)}-${createHash("sha256").update(text).digest("hex").slice(0, 32)}`;
-}
-
-async function replaceFile(path: string, text: string): Promise<void> {
-  const beside = await open(`${path}.new`, "w", 0o600);
-  try {
-    await beside.writeFile(text);
-    await beside.sync();
-  } finally {
-    await beside.close();
-  }
-  await rename(`${path}.new`, path);
 }
 
 interface Holder { host: string; pid: number; began: string }

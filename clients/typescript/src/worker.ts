@@ -1,9 +1,9 @@
 /** A worker: it leases tasks, runs your function for each, and reports the result until the gate has received it. */
 import { PayloadDamaged, Refusal, SchemaMismatch, Unreachable } from "./errors.js";
-import { Gate, type GateOptions } from "./gate.js";
+import { Gate, GATE_OPTIONS, type GateOptions } from "./gate.js";
 import { Heart, Pulse, type Me } from "./heart.js";
-import { isTemporary, pauseAfter, sleep, writeJson } from "./http.js";
-import { Done, Fail, Job, Park, Retry, StepsLost, TooLarge, type KeptConsole, type LogLevel } from "./job.js";
+import { isTemporary, pauseAfter, refuseUnknown, sleep, within, writeClean, writeJson } from "./http.js";
+import { Done, Fail, Job, Park, Retry, show, StepsLost, TooLarge, type KeptConsole, type LogLevel } from "./job.js";
 import { MemoryPlace, type Letter } from "./letters.js";
 import type { LeaseRecord, Offer } from "./operations.js";
 import { describeSchema, parse, type StandardSchema } from "./schema.js";
@@ -35,14 +35,14 @@ export interface WorkerOptions extends Omit<GateOptions, "agentId" | "workerId">
 }
 
 /** What a task function may be told besides its type. */
-export interface TaskOptions<Payload> {
+export interface TaskOptions<Payload, Result = any> {
   /**
    * A schema of the payload, of zod, valibot or another library of Standard Schema: another payload fails the task.
    * Where the library says it as JSON schema, the gate refuses the payload when the task is created.
    */
   payload?: StandardSchema<unknown, Payload>;
-  /** The same of the result. */
-  result?: StandardSchema<any, any>;
+  /** The same of the result: what the function gives has to fit. */
+  result?: StandardSchema<Result, any>;
   /** What such a task does, for agents that look for it. */
   description?: string;
   /** Whether an error allows another attempt; default: all but Fail and what no attempt can mend. */
@@ -50,8 +50,9 @@ export interface TaskOptions<Payload> {
 }
 
 /** What runs for a task: its value is the result. */
-export type TaskFunction<Payload = unknown> = (payload: Payload, job: Job<Payload>) => unknown;
+export type TaskFunction<Payload = unknown, Result = any> = (payload: Payload, job: Job<Payload>) => Result | Done<Result> | PromiseLike<Result | Done<Result>>;
 
+type Given<T> = [T][T extends any ? 0 : never];        // nothing is inferred from it; NoInfer came with TypeScript 5.4
 interface Task { run: TaskFunction<any>; options: TaskOptions<any> }
 interface Running { job: Job; done: Promise<void>; settled: boolean }
 
@@ -60,7 +61,9 @@ const QUIET_SECONDS = 1;        // how long the gate may be away before that is 
 const AWAY_LOG_SECONDS = 600;
 const CANCEL_SECONDS = 10;      // what a function has to end in once its signal is aborted
 const DELIVERY_TRIES = 50;      // about twenty seconds in all
-const MESSAGE_LENGTH = 4000;
+const SLOW_SECONDS = 1;         // after which an end that the gate has not taken is on disk
+const MESSAGE_LENGTH = 4000, MOST_CAUSES = 5, LOGGED_LINES = 10;
+const WORKER_OPTIONS = ["capabilities", "concurrency", "ttlSeconds", "drainSeconds", "outageSeconds", "state", "declare", "traces", "keepLogs", "log"] as const satisfies (keyof WorkerOptions)[];
 
 /** Leases the tasks that it has functions for, and runs those functions until it is stopped. */
 export class Worker {
@@ -79,13 +82,16 @@ export class Worker {
   #mostBytes = 65_536;
   #claimId = crypto.randomUUID();
   #claimed = false;
+  #cut: AbortController | undefined;      // ends the claim that waits now
   #tellAt = 0;
   #warned: readonly string[] = [];
 
   constructor(options: WorkerOptions = {}) {
+    refuseUnknown(options, [...GATE_OPTIONS.filter(name => name !== "agentId"), ...WORKER_OPTIONS], "Worker");
     if (options.concurrency !== undefined && !(options.concurrency >= 1)) throw new RangeError(`concurrency must be 1 or more, not ${options.concurrency}`);
     this.#options = options;
-    this.#gate = new Gate({ patienceSeconds: 0, ...options });      // what is to be repeated is repeated here
+    const reached = Object.fromEntries(Object.entries(options).filter(([name]) => GATE_OPTIONS.includes(name as "url")));
+    this.#gate = new Gate({ patienceSeconds: 0, ...reached });      // what is to be repeated is repeated here
   }
 
   /** The name of the worker; empty until the gate has told it, if none was given. */
@@ -93,18 +99,22 @@ export class Worker {
 
   /** Register the function for tasks of a type. */
   task<Payload = any>(type: string, run: TaskFunction<Payload>): this;
-  task<Payload>(type: string, options: TaskOptions<Payload>, run: TaskFunction<Payload>): this;
+  task<Payload, Result = any>(type: string, options: TaskOptions<Payload, Result>, run: TaskFunction<Payload, Given<Result>>): this;
   task(type: string, options: TaskOptions<any> | TaskFunction<any>, run?: TaskFunction<any>): this {
     const [told, work] = typeof options === "function" ? [{}, options] : [options, run];
     if (typeof work !== "function") throw new TypeError(`worker.task(${JSON.stringify(type)}, …) takes a function`);
+    refuseUnknown(told, ["payload", "result", "description", "retry"], `worker.task(${JSON.stringify(type)}, …)`);
+    if (this.#tasks.has(type)) throw new Error(`this worker has a function for ${JSON.stringify(type)}; a type has one`);
     this.#tasks.set(type, { run: work, options: told });
+    if (this.#cut) void this.#declare([type]);
+    this.#cut?.abort();     // the next claim asks for it
     return this;
   }
 
   /** Work until SIGTERM or SIGINT: then take no more tasks, finish the running ones, and give the rest back. */
   async run(): Promise<void> {
     const stop = (): void => this.stop();
-    const { process } = globalThis as { process?: { on?: Listen; off?: Listen } };
+    const { process } = globalThis as { process?: { [name in "on" | "off"]?: (signal: string, listener: () => void) => void } };
     for (const signal of ["SIGTERM", "SIGINT"]) process?.on?.(signal, stop);
     try {
       await this.serve();
@@ -114,7 +124,7 @@ export class Worker {
   }
 
   /** Take no more tasks and finish the running ones within `drainSeconds`; a second call stops at once. */
-  stop(): void { (this.#stopping.signal.aborted ? this.#hurried : this.#stopping).abort(); }
+  stop(): void { for (const each of [this.#stopping.signal.aborted ? this.#hurried : this.#stopping, this.#cut]) each?.abort(); }
 
   /** Work until `stop`, whatever signals the process gets. */
   async serve(): Promise<void> {
@@ -123,7 +133,8 @@ export class Worker {
     if (!this.#me.worker_id) return;
     try {
       await this.#insist(() => this.#comeBack());
-      if (this.#options.declare !== false) void this.#insist(() => this.#declare()).catch(error => this.#say(`its types are not declared: ${String(error)}`));
+      this.#say(`asks ${this.#gate.url} for ${[...this.#tasks.keys()].join(", ")}`);
+      void this.#declare(this.#tasks.keys());
       while (!this.#stopping.signal.aborted) await this.#turn();
       await this.#drain();
     } finally {
@@ -158,18 +169,18 @@ export class Worker {
   }
 
   // Beside the work: a gate that does not want to know it is served all the same.
-  async #declare(): Promise<void> {
-    for (const [type, { options }] of this.#tasks) {
-      const payload_schema = describeSchema(options.payload, "input"), result_schema = describeSchema(options.result, "output");
-      if (!payload_schema && !result_schema && options.description === undefined) continue;
-      try {
-        await this.#gate.declareType({ ...this.#me, type, ...(options.description !== undefined && { description: options.description }),
-          ...(payload_schema && { payload_schema }), ...(result_schema && { result_schema }) });
-      } catch (error) {
+  async #declare(types: Iterable<string>): Promise<void> {
+    if (this.#options.declare !== false) for (const type of types) await this.#insist(() => this.#declareType(type)).catch(error => this.#say(`the type ${type} is not declared: ${String(error)}`));
+  }
+
+  async #declareType(type: string): Promise<void> {
+    const { description, payload, result } = (this.#tasks.get(type) as Task).options;
+    const payload_schema = describeSchema(payload, "input"), result_schema = describeSchema(result, "output");
+    if (payload_schema || result_schema || description !== undefined)
+      await this.#gate.declareType({ ...this.#me, type, ...(description !== undefined && { description }), ...(payload_schema && { payload_schema }), ...(result_schema && { result_schema }) }).catch((error: unknown) => {
         if (!(error instanceof Refusal) || isTemporary(error)) throw error;
         this.#say(`the type ${type} is not declared: ${error.message}`);
-      }
-    }
+      });
   }
 
   async #held(resumptionId?: string): Promise<LeaseRecord[]> {
@@ -190,18 +201,20 @@ export class Worker {
   async #turn(): Promise<void> {
     const most = this.#options.concurrency ?? 1;
     const full = (): boolean => this.#running.size >= most;
-    while (full() && !this.#stopping.signal.aborted) await Promise.race([...[...this.#running.values()].map(each => each.done), aborted(this.#stopping.signal)]);
+    while (full() && !this.#stopping.signal.aborted) await within(CLAIM_SECONDS, Promise.race([...this.#running.values()].map(each => each.done)), this.#stopping.signal);
     if (!this.#stopping.signal.aborted) await this.#insist(() => this.#claim(most - this.#running.size));
   }
 
   async #claim(room: number): Promise<void> {
+    const { signal } = this.#cut = new AbortController();
     const left = await this.#replay(this.#place), asked = Date.now();
-    // One that is cut off by stop may have leased tasks: they are given back when the worker leaves.
-    const claim = this.#gate.leaseNext({
+    // One that is cut off may have leased tasks: the next one has its id, and when the worker leaves they are given back.
+    const claim = await this.#gate.leaseNext({
       ...this.#me, accept_types: [...this.#tasks.keys()], capabilities: [...this.#options.capabilities ?? []], max_tasks: room,
       lease_ttl_seconds: this.#heart.ttlSeconds, wait_seconds: left ? 1 : CLAIM_SECONDS, claim_id: this.#claimId,
-      ...(this.#process && { process: this.#process }) }, { signal: this.#stopping.signal });
-    const { tasks, warnings = [] } = await claim;
+      ...(this.#process && { process: this.#process }) }, { signal }).catch((error: unknown) => { if (!signal.aborted) throw error; });
+    if (claim === undefined) return;
+    const { tasks, warnings = [] } = claim;
     this.#claimed = true;
     this.#claimId = crypto.randomUUID();        // the answer has arrived; only a lost answer needs the same id again
     for (const text of warnings) if (!this.#warned.includes(text)) this.#say(text);
@@ -262,7 +275,9 @@ export class Worker {
       const payload = await this.#readPayload(task, job), run = (): unknown => task.run(payload, job);
       letter = this.#letter(job, "complete", await this.#completion(job, task, await (this.#console ? this.#console.run(line => job.log(line), run) : run())));
     } catch (error) {
-      letter = this.#failure(job, task, error);
+      try { letter = this.#failure(job, task, error); } catch {
+        letter = this.#letter(job, "fail", { error: { code: "error", message: "the function threw something that cannot be read" }, retryable: true });
+      }
     } finally {
       running.settled = true;
     }
@@ -287,8 +302,9 @@ export class Worker {
     const { result: given, more } = value instanceof Done ? value : new Done(value);
     const result = await readValue(task.options.result, given, "the result");
     const artifacts = more.artifacts ?? (more.deliveryProof ? undefined : [{ type: "inline", uri: `asyncgate://${this.#instance}/tasks/${job.taskId}/result` }]);
-    const fields: Record<string, unknown> = { artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary };
+    let fields: Record<string, unknown>;
     try {
+      fields = JSON.parse(writeJson({ artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary }, "Done")) as typeof fields;
       fields["result"] = JSON.parse(writeJson(result, "the result"));
     } catch (error) {
       throw new Fail(`the result cannot be written as JSON: ${String(error)}`, { code: "invalid_result" });
@@ -301,15 +317,16 @@ export class Worker {
   #failure(job: Job, task: Task, error: unknown): Letter {
     if (error instanceof Park) {
       try {
-        return this.#letter(job, "release_lease", job.makeParking(error));
-      } catch (tooLarge) { error = tooLarge; }
+        return this.#letter(job, "release_lease", JSON.parse(writeJson(job.makeParking(error), "job.park")) as Record<string, unknown>);
+      } catch (flaw) { error = flaw; }
     }
-    const { code, message, stack } = describe(error);
-    const retryable = mayRetry(task, error);
-    if (!job.lost) this.#say(`task ${job.taskId}: ${retryable ? "this attempt failed, and another may follow" : "failed for good"}: ${message}`);
-    const trace = this.#options.traces !== false && stack && !(error instanceof Fail || error instanceof Retry) ? { traceback: stack } : {};
-    const detail = error instanceof Fail && error.options.detail !== undefined ? { detail: error.options.detail } : {};
-    return this.#letter(job, "fail", { error: { code, message, ...trace, ...detail }, retryable, ...(error instanceof Retry && { retry_after_seconds: error.options.after, ...(error.options.stopLimit && { stop_limit: error.options.stopLimit }) }) });
+    const { code, message, stack } = describe(error), retryable = mayRetry(task, error);
+    const logged = stack?.split("\n").filter(line => /^\s+at /.test(line)).slice(0, LOGGED_LINES) ?? [];
+    if (!job.lost) this.#say([`task ${job.taskId}: ${retryable ? `attempt ${job.attempt + 1} failed` : "failed for good"}: ${message}`, ...logged].join("\n"));
+    const trace = this.#options.traces !== false && stack ? { traceback: stack } : {};
+    const detail = error instanceof Fail ? asJson(error.options.detail) : undefined;
+    const { after = NaN, stopLimit } = error instanceof Retry ? error.options : {};
+    return this.#letter(job, "fail", { error: { code, message, ...trace, ...(detail !== undefined && { detail }) }, retryable, ...(after >= 0 && after < Infinity && { retry_after_seconds: after }), ...(stopLimit && { stop_limit: stopLimit }) });
   }
 
   #letter(job: Job, operation: Letter["operation"], fields: Record<string, unknown>): Letter {
@@ -319,23 +336,35 @@ export class Worker {
 
   // Reporting their ends.
 
-  async #deliver(job: Job, letter: Letter | undefined): Promise<void> {
-    for (let tries = 1; letter && tries <= DELIVERY_TRIES && !isSuperseded(job) && !this.#hurried.signal.aborted; tries++) {
-      const [left, wait]: [Letter | undefined, number] = await this.#send(letter);
-      letter = left;
-      if (letter) await sleep(Math.max(wait, pauseAfter(tries, 0.75)), this.#hurried.signal);
+  async #deliver(job: Job, letter: Letter): Promise<void> {
+    let left: Letter | undefined = letter, kept: Letter | undefined, where = "";
+    // On disk as soon as the gate does not take it at once: a worker that is killed meanwhile need not do the work again.
+    const keep = async (next: Letter | undefined): Promise<void> => {
+      const before = kept;
+      if (next?.fields === before?.fields) return;
+      if (next) where = await this.#place.keep(next);
+      kept = next;
+      if (before) await this.#place.forget(before);
+    };
+    for (let tries = 1; left && tries <= DELIVERY_TRIES && !isSuperseded(job) && !this.#hurried.signal.aborted; tries++) {
+      const sending = this.#send(left);
+      if (!await within(SLOW_SECONDS, sending)) await keep(left);
+      const [rest, wait]: [Letter | undefined, number] = await sending;
+      await keep(left = rest);
+      if (left) await sleep(Math.max(wait, pauseAfter(tries, 0.75)), this.#hurried.signal);
     }
-    if (letter && !isSuperseded(job)) this.#say(`task ${job.taskId}: its end is kept in ${await this.#place.keep(letter)} until the gate has it: ${letter.why}`);
+    await keep(isSuperseded(job) ? undefined : left);
+    if (left && !isSuperseded(job)) this.#say(`task ${job.taskId}: its end is kept in ${where} until the gate has it: ${left.why}`);
   }
 
   // Sends a letter; gives what is left to send, and the seconds to wait before that.
   async #send(letter: Letter): Promise<[Letter | undefined, number]> {
     try {
-      await this.#gate.call(letter.operation, letter.fields as never, { patienceSeconds: 0, answerSeconds: 30 });
+      const { status } = await this.#gate.call(letter.operation, letter.fields as never, { patienceSeconds: 0, answerSeconds: 30 }) as { status?: string };
+      if (letter.fields["retryable"] && status === "failed") this.#say(`task ${String(letter.fields["task_id"])}: that was its last attempt; it failed for good`);
       return [undefined, 0];
     } catch (error) {
-      if (error instanceof Unreachable) return [{ ...letter, why: error.message }, 0];
-      if (!(error instanceof Refusal)) throw error;
+      if (!(error instanceof Refusal)) return [{ ...letter, why: tell(error) }, 0];
       if (isTemporary(error) || error.status === 401 || error.status === 403) return [{ ...letter, why: error.message }, error.retryAfter ?? 0];
       const changed = makeFailure(letter, error);
       if ([400, 413].includes(error.status) && changed) return [changed, 0];
@@ -347,6 +376,7 @@ export class Worker {
   // Sends the kept letters, each under its own lease; gives whether any is left.
   async #replay(place: MemoryPlace): Promise<boolean> {
     for (const letter of await place.letters()) {
+      if (this.#running.has(String(letter.fields["lease_id"]))) continue;      // it is being delivered
       const [left] = await this.#send(letter);
       if (left && left.operation === letter.operation) return true;
       if (left) await place.keep(left);
@@ -358,10 +388,7 @@ export class Worker {
   // Stopping.
 
   async #drain(): Promise<void> {
-    const ended = new AbortController(), hurry = (): void => ended.abort();
-    this.#hurried.signal.addEventListener("abort", hurry);
-    void Promise.all([...this.#running.values()].map(each => each.done)).then(hurry);
-    if (this.#running.size) await sleep(this.#options.drainSeconds ?? 20, ended.signal);
+    if (this.#running.size) await within(this.#options.drainSeconds ?? 20, Promise.all([...this.#running.values()].map(each => each.done)), this.#hurried.signal);
   }
 
   // Stops the running jobs and gives all leases back, those of a claim whose answer was lost among them.
@@ -369,9 +396,7 @@ export class Worker {
     this.#hurried.abort();      // what is not delivered now is kept
     const left = [...this.#running.values()];
     for (const { job } of left) job.lose("stopping");
-    const ended = new AbortController();
-    void Promise.all(left.map(each => each.done)).then(() => ended.abort());
-    if (left.length) await sleep(CANCEL_SECONDS, ended.signal);
+    if (left.length) await within(CANCEL_SECONDS, Promise.all(left.map(each => each.done)));
     const unfinished = new Set(left.filter(each => !each.settled).map(each => each.job.offer.lease_id));
     for (const { job, settled } of left) if (!settled) this.#say(`task ${job.taskId}: its function did not stop in time; the lease is kept until it runs out`);
     try {
@@ -394,8 +419,6 @@ export class Worker {
   }
 }
 
-type Listen = (signal: string, listener: () => void) => void;
-
 async function readValue(schema: StandardSchema<unknown, unknown> | undefined, value: unknown, what: string): Promise<unknown> {
   try {
     return await parse(schema, value, what);
@@ -409,14 +432,25 @@ function mayRetry(task: Task, error: unknown): boolean {
   if (error instanceof Retry || error instanceof Fail) return error instanceof Retry;
   if (error instanceof SyntaxError || error instanceof ReferenceError || error instanceof TooLarge || error instanceof StepsLost) return false;
   const { retry = true } = task.options;
-  return typeof retry === "function" ? retry(error) : retry;
+  try { return Boolean(typeof retry === "function" ? retry(error) : retry); } catch { return true; }
 }
 
 function describe(error: unknown): { code: string; message: string; stack?: string } {
-  const clean = (text: string): string => text.slice(0, MESSAGE_LENGTH).toWellFormed().replaceAll("\0", "\ufffd");
-  if (!(error instanceof Error)) return { code: "error", message: clean(String(error)) };
-  const code = error instanceof Fail || error instanceof Retry ? error.code : error.name;
-  return { code: clean(code), message: clean(error.message || error.name), ...(error.stack && { stack: clean(error.stack) }) };
+  const clean = (text: unknown): string => String(text).slice(0, MESSAGE_LENGTH).toWellFormed().replaceAll("\0", "\ufffd");
+  const { code = "error", name, stack } = Object(error) as { code?: unknown; name?: unknown; stack?: unknown }, meant = error instanceof Fail || error instanceof Retry;
+  return { code: clean(error instanceof Error && !meant ? name : code), message: clean(tell(error)), ...(typeof stack === "string" && !meant && { stack: clean(stack) }) };
+}
+
+// The words of an error and of its causes.
+function tell(error: unknown, depth = 0): string {
+  const { message, code, name, cause, errors } = Object(error) as Record<string, unknown>;
+  const words = typeof message === "string" && message ? message : error instanceof Error ? String(code ?? name) : show(error);
+  const inner = cause ?? (Array.isArray(errors) ? errors[0] as unknown : undefined), more = inner === undefined || depth >= MOST_CAUSES ? "" : tell(inner, depth + 1);
+  return words.includes(more) ? words : `${words}: ${more}`;
+}
+
+function asJson(value: unknown): unknown {
+  try { return value === undefined ? undefined : JSON.parse(writeClean(value)); } catch { return undefined; }
 }
 
 // An end that the gate refuses for good becomes a failure that says so.
@@ -429,7 +463,3 @@ function makeFailure({ operation, fields, why }: Letter, refusal: Refusal): Lett
 
 // "expired": the gate's clock decides, so try. "completed": an earlier attempt of this worker may have done it.
 function isSuperseded(job: Job): boolean { return job.lost !== "" && !["completed", "expired", "stopping"].includes(job.lost); }
-
-function aborted(signal: AbortSignal): Promise<void> {
-  return new Promise(resolve => { if (signal.aborted) resolve(); else signal.addEventListener("abort", () => resolve(), { once: true }); });
-}

@@ -1,8 +1,10 @@
 // The installed package against a real gate, by Node's own test runner.
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
 import { createHmac } from "node:crypto";
 import { createRequire } from "node:module";
 import { once } from "node:events";
+import { watch } from "node:fs";
 import { mkdtemp, readdir, readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
@@ -11,7 +13,7 @@ import { fileURLToPath } from "node:url";
 import { after, before, describe, it } from "node:test";
 import * as valibot from "valibot";
 import { z } from "zod";
-import { Fail, Forbidden, Gate, InvalidRequest, LeaseInvalid, NotAGate, NotFound, Refusal, TaskFailed, Unauthenticated, Unreachable, WaitTimeout, Worker } from "asyncgate";
+import { Done, Fail, Forbidden, Gate, InvalidRequest, LeaseInvalid, NotAGate, NotFound, Refusal, Retry, TaskFailed, Unauthenticated, Unreachable, WaitTimeout, Worker } from "asyncgate";
 import { aiTool, claudeTool, mastraTool } from "asyncgate/ai";
 import { FolderStore, NotInStore, PayloadDamaged, Payloads } from "asyncgate/payloads";
 import { startGate } from "asyncgate/testing";
@@ -98,9 +100,165 @@ describe("a worker", () => {
     const stranger = new Worker({ url: gate.url, key: "wrong", state: null }).task("echo", () => 1);
     await assert.rejects(stranger.serve(), Unauthenticated);
   });
+  it("asks at once for a type that is registered while it waits, and says what it asks for", async () => {
+    const lines = [], late = gate.worker({ workerId: "late", declare: false, log: line => lines.push(line) }).task("early", () => 1);
+    const serving = late.serve();
+    await (await client.submit("early", null)).result();
+    late.task("late", () => 2);
+    assert.equal(await (await client.submit("late", null)).result({ timeoutSeconds: 10 }), 2);
+    late.stop();
+    await serving;
+    assert.deepEqual(lines, [`late: asks ${gate.url} for early`]);
+  });
+  it("has one function for a type, and no option that nobody reads", () => {
+    assert.throws(() => gate.worker().task("a", () => 1).task("a", () => 2), /has a function for "a"/);
+    assert.throws(() => gate.worker().task("a", { retries: false }, () => 1), /worker\.task\("a", …\) has no option retries/);
+    assert.throws(() => new Worker({ url: gate.url, concurency: 2 }), /Worker has no option concurency; it has .*concurrency/);
+    assert.throws(() => new Gate({ url: gate.url, token: "a" }), /Gate has no option token; it has url, key/);
+  });
+  it("names its option where it cannot keep its state", async () => {
+    const file = join(await mkdtemp(join(tmpdir(), "state-")), "file");
+    await writeFile(file, "");
+    await assert.rejects(gate.worker({ state: file }).task("a", () => 1).serve(), /cannot be kept in .*`state: null`/);
+  });
   it("needs a function, and a number of places", async () => {
     await assert.rejects(new Worker({ url: gate.url, state: null }).serve(), /no function/);
     assert.throws(() => new Worker({ url: gate.url, concurrency: 0 }), RangeError);
+  });
+});
+
+describe("what a function throws", () => {
+  const lines = [], hostile = new Error("x"), circle = new Error("round");
+  Object.defineProperty(hostile, "message", { get() { throw new Error("no"); } });
+  circle.cause = circle;
+  const thrown = {
+    caused: () => new Error("fetch failed", { cause: new Error("connect refused", { cause: Object.assign(new AggregateError([]), { code: "ECONNREFUSED" }) }) }),
+    several: () => new AggregateError([new Error("the first")], "all failed"), plain: () => ({ code: "busy", message: "the printer is busy" }), other: () => ({ page: 7 }),
+    circle: () => circle, hostile: () => hostile, bare: () => Object.create(null), proxy: () => new Proxy({}, { getPrototypeOf() { throw hostile; }, get() { throw hostile; } }),
+    detail: () => new Fail("no", { code: "bad", detail: { when: 1n } }), after: () => new Retry("later", { after: NaN }), text: () => "just\0 text" };
+  let failing, serving;
+
+  before(() => {
+    failing = gate.worker({ workerId: "failing", concurrency: 10, declare: false, log: line => lines.push(line) });
+    for (const [name, make] of Object.entries(thrown)) failing.task(name, () => { throw make(); });
+    failing.task("chooses", { retry: () => { throw new Error("no"); } }, () => { throw new Error("mine"); });
+    failing.task("artifacts", () => new Done(1, { artifacts: [{ type: "x", uri: "y", size: 1n }] }));
+    failing.task("parks", (_, job) => job.park({ after: NaN }));
+    serving = failing.serve();
+  });
+  after(async () => {
+    failing.stop();
+    await serving;
+  });
+  const fail = async (type, terms = {}) => {
+    const handle = await client.submit(type, null, { max_attempts: 1, ...terms });
+    return await handle.result({ timeoutSeconds: 20 }).then(() => assert.fail(), failure => { assert.ok(failure instanceof TaskFailed, String(failure)); return failure.error; });
+  };
+
+  it("tells its causes, and what an object says of itself", async () => {
+    const told = async type => { const { code, message } = await fail(type); return [code, message]; };
+    assert.deepEqual(await told("caused"), ["Error", "fetch failed: connect refused: ECONNREFUSED"]);
+    assert.deepEqual(await told("several"), ["AggregateError", "all failed: the first"]);
+    assert.deepEqual(await told("plain"), ["busy", "the printer is busy"]);
+    assert.deepEqual(await told("other"), ["error", '{"page":7}']);
+    assert.deepEqual(await told("bare"), ["error", "{}"]);
+    assert.deepEqual(await told("circle"), ["Error", "round"]);
+    assert.deepEqual(await told("text"), ["error", "just\ufffd text"]);
+    assert.deepEqual(await told("chooses"), ["Error", "mine"]);
+  });
+  it("fails the task, whatever it is: nothing runs out its lease", async () => {
+    for (const type of ["hostile", "proxy"]) assert.match((await fail(type)).message, /cannot be read/);
+    assert.deepEqual(await fail("detail"), { code: "bad", message: "no" });
+    assert.equal((await fail("after")).message, "later");
+    assert.match((await fail("artifacts")).message, /artifacts\[0\]\.size cannot be written as JSON: it is a bigint/);
+    assert.match((await fail("parks")).message, /after_seconds is NaN/);
+    assert.deepEqual(lines.filter(line => line.includes("its lease will run out")), []);
+  });
+  it("is in the log with its place, and the last attempt is called so", async () => {
+    lines.length = 0;
+    await fail("caused", { max_attempts: 2, retry_backoff_seconds: 0 });
+    const [first, second, last, ...more] = lines;
+    assert.match(first, /attempt 1 failed: fetch failed: connect refused: ECONNREFUSED\n\s+at .*package\.test\.mjs/);
+    assert.match(second, /attempt 2 failed: /);
+    assert.match(last, /that was its last attempt; it failed for good$/);
+    assert.deepEqual(more, []);
+  });
+});
+
+describe("an end that the gate does not take at once", () => {
+  let folder;
+  const letters = async () => (await Promise.all((await readdir(folder)).filter(name => name.endsWith(".letters")).map(name => readFile(join(folder, name), "utf8")))).join("").split("\n").filter(Boolean);
+  const until = async count => { while ((await letters().catch(() => [])).length !== count) await new Promise(done => setTimeout(done, 10)); };
+
+  before(async () => { folder = await mkdtemp(join(tmpdir(), "state-")); });
+
+  it("is on disk before it is sent again, each of several, and gone when the gate has it", async () => {
+    let away = true;
+    const cut = (url, how) => away && url.endsWith("/complete") ? Promise.reject(new TypeError("fetch failed")) : fetch(url, how);
+    const ending = gate.worker({ workerId: "ending", concurrency: 5, declare: false, state: folder, fetch: cut, log: () => undefined }).task("ends", n => n);
+    const serving = ending.serve(), handles = await Promise.all([1, 2, 3, 4, 5].map(n => client.submit("ends", n)));
+    await until(5);
+    away = false;
+    assert.deepEqual(await Promise.all(handles.map(handle => handle.result())), [1, 2, 3, 4, 5]);
+    await until(0);
+    const seen = [], watching = watch(folder, (_, name) => seen.push(name));
+    for (const n of [6, 7]) assert.equal(await (await client.submit("ends", n)).result(), n);
+    ending.stop();
+    await serving;
+    watching.close();
+    assert.deepEqual(seen.filter(name => name.includes(".letters")), []);       // what is delivered at once costs no write
+  });
+  it("is on disk while a gate that says nothing is waited for", async () => {
+    const stop = new AbortController();
+    const mute = (url, how) => url.endsWith("/complete") && !stop.signal.aborted ? new Promise((_, reject) => stop.signal.addEventListener("abort", () => reject(new TypeError("cut off")))) : fetch(url, how);
+    const ending = gate.worker({ workerId: "muted", declare: false, state: folder, fetch: mute, log: () => undefined }).task("mute", n => n);
+    const serving = ending.serve(), handle = await client.submit("mute", 1);
+    await until(1);
+    stop.abort();
+    assert.equal(await handle.result(), 1);
+    await until(0);
+    ending.stop();
+    await serving;
+  });
+  it("is delivered by the next process if this one is killed, and the work is not done again", async () => {
+    const program = `import { Worker } from "asyncgate";
+      const cut = (url, how) => url.endsWith("/complete") ? Promise.reject(new TypeError("fetch failed")) : fetch(url, how);
+      await new Worker({ workerId: "killed", url: "${gate.url}", key: "${gate.key}", state: ${JSON.stringify(folder)}, fetch: cut }).task("once", () => "first").run();`;
+    const child = spawn(process.execPath, ["--input-type=module", "-e", program], { stdio: "ignore" }), handle = await client.submit("once", null);
+    await until(1);
+    child.kill("SIGKILL");
+    await once(child, "exit");
+    const next = gate.worker({ workerId: "killed", declare: false, state: folder, log: () => undefined }).task("once", () => "again"), serving = next.serve();
+    assert.equal(await handle.result(), "first");
+    next.stop();
+    await serving;
+  });
+});
+
+describe("output that no gate stores", () => {
+  it("is cleaned, or left out alone, and what is good stays", async () => {
+    const lines = [], writing = gate.worker({ workerId: "writing", declare: false, log: line => lines.push(line) }).task("writes", async (_, job) => {
+      await job.print("a\0b");
+      let deep = 1;
+      for (let level = 0; level < 1000; level++) deep = [deep];
+      const chunks = ["c\0d", { "\0": "\ud800", path: "C:\\u0000" }, deep, "e", { text: "x".repeat(1_500_000) }, "f"];
+      for await (const _ of job.stream(chunks)) continue;
+      job.log("g\0h");
+    });
+    const serving = writing.serve(), handle = await client.submit("writes", null), chunks = [];
+    await handle.result();
+    for await (const chunk of handle.stream()) chunks.push(chunk);
+    writing.stop();
+    await serving;
+    assert.deepEqual(chunks, ["a\ufffdb\n", "c\ufffdd", { "\ufffd": "\ufffd", path: "C:\\u0000" }, "e", "f"]);
+    assert.equal(lines.filter(line => /a chunk of its output is not sent/.test(line)).length, 2);
+  });
+  it("that is a step says which, and what to do", async () => {
+    const writing = gate.worker({ workerId: "stepping", declare: false, log: () => undefined }).task("steps", (_, job) => job.step("scan", () => "x".repeat(5_000_000)));
+    const serving = writing.serve();
+    await assert.rejects((await client.submit("steps", null)).result(), error => /^what step scan gave is too large for the gate \(.*\): keep it elsewhere, and give its address instead$/.test(error.error.message));
+    writing.stop();
+    await serving;
   });
 });
 
@@ -246,8 +404,36 @@ describe("an error", () => {
   });
   it("keeps a credential off a plain wire", () => assert.throws(() => new Gate({ url: "http://gate.example.com", key: "k" }), /plain HTTP/));
   it("says where JSON cannot express a value", async () => {
-    await assert.rejects(client.submit("echo", { a: { n: NaN } }), /n is NaN/);
-    await assert.rejects(client.submit("echo", 1n), /bigint/);
+    const same = { b: 1 }, flaws = [
+      [{ a: { n: NaN } }, "payload.a.n is NaN: JSON has no such number"], [{ a: [1, Infinity] }, "payload.a[1] is Infinity: JSON has no such number"],
+      [{ same, a: [same, [{ c: new Map() }]] }, "payload.a[1][0].c cannot be written as JSON: it is a Map"], [1n, "payload cannot be written as JSON: it is a bigint"],
+      [[new Date(NaN)], "payload[0] is an invalid Date"], [{ a: fetch }, undefined], [[/x/], "payload[0] cannot be written as JSON: it is a RegExp"],
+      [{ a: new TypeError("x") }, "payload.a cannot be written as JSON: it is a TypeError"], [new Uint8Array(2), "payload cannot be written as JSON: it is a Uint8Array"],
+      [{ a: Promise.resolve(1) }, "payload.a cannot be written as JSON: it is a Promise"], [{ a: new Date(0), b: Buffer.from("a"), c: same }, undefined]];
+    for (const [payload, message] of flaws)
+      assert.equal(await client.submit("later", payload).then(handle => void handle.cancel(), error => error.message), message);
+  });
+  it("says what is wrong with the address of a gate", () => {
+    for (const url of ["127.0.0.1:18231", "", "localhost:8080", "ftp://x"])
+      assert.throws(() => new Gate({ url }), { name: "TypeError", message: `a gate's URL is like http://127.0.0.1:8080, not ${JSON.stringify(url)}` });
+    assert.throws(() => new Gate({ url: "https://ada:secret@example.com" }), error => /give it as `key`/.test(error.message) && !error.message.includes("secret"));
+  });
+  it("does not show a key that no header can have", async () => {
+    for (const key of ["sec\nret", "secret\n", "secrét", "sec\u2028ret"])
+      assert.throws(() => new Gate({ url: gate.url, key }), error => error instanceof TypeError && !error.message.includes("sec"));
+    await assert.rejects(new Gate({ url: gate.url, key: async () => "sec\nret" }).whoami(), error => error instanceof TypeError && !error.message.includes("sec"));
+  });
+  it("says in words why a lease is lost", async () => {
+    const handle = await client.submit("reasons", null), reasons = [];
+    const canceled = gate.worker({ workerId: "canceled", declare: false, log: () => undefined }).task("reasons", (_, job) => new Promise(done => {
+      job.signal.addEventListener("abort", () => done(reasons.push(job.signal.reason.message)));
+      void handle.cancel();
+    }));
+    const serving = canceled.serve();
+    while (!reasons.length) await new Promise(done => setTimeout(done, 20));
+    canceled.stop();
+    await serving;
+    assert.deepEqual(reasons, ["the lease is lost: the task was canceled"]);
   });
 });
 
@@ -314,6 +500,9 @@ describe("a webhook", () => {
     await assert.rejects(verifyWebhook(`${body} `, sign("m1", now()), secret), WebhookRejected);
     await assert.rejects(verifyWebhook(body, sign("m1", now() - 301), secret), /too far from now/);
     await assert.rejects(verifyWebhook(body, {}, secret), /missing/);
+  });
+  it("needs its secret", async () => {
+    for (const none of ["", undefined, [], "whsec_", [secret, ""]]) await assert.rejects(verifyWebhook(body, sign("m1", now()), none), { name: "TypeError", message: /the secret of the webhook is missing/ });
   });
   it("of a real gate is handled by a function of requests", async () => {
     const heard = [], handle = webhookHandler(() => undefined, () => undefined);

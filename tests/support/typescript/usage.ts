@@ -1,6 +1,6 @@
 // What a user writes; it is compiled and not run. A line that must not compile says so.
 import { z } from "zod";
-import { Gate, Handle, Refusal, Worker, type Job, type TaskRecord, type wire } from "asyncgate";
+import { Done, Gate, Handle, Refusal, Worker, type Job, type TaskRecord, type wire } from "asyncgate";
 import { FolderStore, Payloads, type Store } from "asyncgate/payloads";
 import { useTask } from "asyncgate/react";
 import { webhookHandler } from "asyncgate/webhooks";
@@ -9,6 +9,7 @@ const gate = new Gate({ agentId: "ada" });
 const handle: Handle<string> = await gate.submit<string>("greet", "ada", { key: "a", needs: ["words"], max_attempts: 2 });
 const text: string = await handle.result({ timeoutSeconds: 5 });
 const page: number = await gate.handle<number>(text).result({ schema: z.number() });
+const many: string[] = (await gate.handle(text).result({ schema: z.object({ lines: z.array(z.string()) }) })).lines;
 const made: wire.Created = await gate.createTask({ type: "a", payload: null });
 // @ts-expect-error: a task has a payload
 await gate.createTask({ type: "a" });
@@ -43,6 +44,16 @@ worker.task("ocr", { payload: z.object({ page: z.number() }), result: z.array(z.
   await fetch("https://example.com", { signal: job.signal });
   return lines;
 });
+worker.task("coerced", { payload: z.object({ n: z.coerce.number() }), result: z.object({ n: z.number(), more: z.string().default("") }) }, async ({ n }, job) => {
+  if (n === 0) return new Done({ n }, { summary: "none" });
+  if (n === 1) return job.park({ after: 60 });
+  return { n };
+});
+// @ts-expect-error: the result is a number
+worker.task("wrong", { result: z.number() }, () => "no");
+// @ts-expect-error: the result has a number
+worker.task("lacking", { result: z.object({ n: z.number() }) }, async () => ({}));
+worker.task("free", { description: "Gives anything." }, (payload, job) => job.attempt ? many : payload);
 worker.task<string>("plain", (name, job: Job) => name.length + job.attempt);
 // @ts-expect-error: a function is missing
 worker.task("nothing", {});
