@@ -145,8 +145,8 @@ class Sqlite(sqlite_tables.SqliteTables):
         migrate_file(self.db)
         self._load_caches()
         # what is damaged is told who reads it
-        sign, _ = attempt(lambda: self.db.execute(sqlite_tables.LAST_SIGN).fetchone()[0])
-        self.clock = SteadyClock(after=sign)
+        last, _ = attempt(lambda: self.db.execute(sqlite_tables.LAST_TIME).fetchone()[0])
+        self.clock = SteadyClock(after=last)
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(2):

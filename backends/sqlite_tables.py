@@ -275,6 +275,11 @@ LATE_TENANTS = """
 LAST_SIGN = """
     SELECT max(at) FROM (SELECT CAST(value AS REAL) AS at FROM meta WHERE name = 'sign_of_life'
                          UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
+# The last time that any process has stored, also a command beside the gate: what a key begins at, say.
+LAST_TIME = f"""
+    SELECT max(at) FROM (SELECT ({LAST_SIGN}) AS at
+                         UNION ALL SELECT (SELECT at FROM audit AS a WHERE a.tenant_id = t.tenant_id
+                                           ORDER BY audit_id DESC LIMIT 1) FROM tenants AS t)"""
 SIGN = """
     INSERT OR REPLACE INTO meta SELECT 'sign_of_life', ?
     WHERE EXISTS (

@@ -7,9 +7,12 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from asyncgate.commands.read_only import open_for_reading
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import TENANT
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.settings import Settings
 
@@ -309,3 +314,23 @@ async def test_a_batch_that_is_not_committed_holds_back_the_end_of_a_list_of_cha
 
     assert [task.priority for task in before.tasks] == [0]
     assert [task.priority for task in after.tasks] == [7]
+
+
+def tell_time(ahead: float) -> float:
+    return time.time() + ahead
+
+
+async def test_a_key_is_good_after_a_restart_although_the_clock_was_set_back_meanwhile(
+        path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ahead in (60.0, 0.0):       # of this machine's clock, which is corrected while the gate is down
+        monkeypatch.setattr(sqlite, "SteadyClock", partial(SteadyClock, wall=partial(tell_time, ahead)))
+        backend = await open_backend(f"sqlite:///{path}", serving=True)
+        gate = Gate(Engine(backend, Settings()), TENANT)
+        if ahead:
+            made = await gate.as_admin().issue_key(name="w", principal_kind="worker", principal_id="w1")
+            assert made.key.not_before > datetime.fromtimestamp(time.time() + 30, UTC)
+        else:
+            guard = Guard(gate.engine)
+            assert await guard.keys.caller(made.api_key) is not None
+            await guard.keys.close()
+        await backend.close()
