@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION, NEW, OLD = b"a2a-version", "1.0", "0.3"
 AROUND = 3          # levels of a JSON-RPC request around a message
-A2A_TYPE = (b"content-type", b"application/a2a+json")
+A2A_TYPE, EVENT_TYPE = (b"content-type", b"application/a2a+json"), (b"content-type", b"text/event-stream")
 CARD = ".well-known/agent-card.json"
 OLD_CARD = f"{OLD}/{CARD}"
 CARD_SECONDS = 300      # how long a client may keep a card
@@ -52,11 +52,9 @@ class Method(Struct, frozen=True):
 # Those whose path has a verb stand before those that a verb would fit.
 METHODS = {
     "SendMessage": Method(calls.send_message, requests.Sending, "create_task", "POST message:send"),
-    "SendStreamingMessage": Method(streams.stream_message, requests.Sending, "create_task",
-                                   "POST message:stream"),
+    "SendStreamingMessage": Method(streams.stream_message, requests.Sending, "create_task", "POST message:stream"),
     "CancelTask": Method(calls.cancel_task, requests.OfTask, "cancel_task", f"POST tasks/{NAME}:cancel"),
-    "SubscribeToTask": Method(streams.subscribe, requests.OfTask, "get_task",
-                              f"(?:GET|POST) tasks/{NAME}:subscribe"),
+    "SubscribeToTask": Method(streams.subscribe, requests.OfTask, "get_task", f"(?:GET|POST) tasks/{NAME}:subscribe"),
     "ListTasks": Method(calls.list_tasks, requests.Listing, "list_tasks", "GET tasks"),
     "GetTask": Method(calls.get_task, requests.OfTask, "get_task", f"GET tasks/{NAME}"),
     "CreateTaskPushNotificationConfig": Method(push.create_config, requests.Config, "create_task_webhook",
@@ -131,12 +129,13 @@ class Face:
                                push.can_push(self.gate))
 
     async def refuse(self, scope: connection.Scope, send: connection.Send, no: A2AError,
-                     id: str | int | None = None, is_rpc: bool = False) -> None:
-        """Answer with a refusal."""
+                     id: str | int | None = None, is_rpc: bool = False, is_event: bool = False) -> None:
+        """Answer with a refusal, or with a stream whose only event it is, where the status does not tell it."""
         more = list(self.gate.describe_refusal(scope, no.cause)) if no.cause is not None else []
         status = no.kind.status if not is_rpc or no.kind.status in TOLD_BY_STATUS else 200
         body = encode_json({"jsonrpc": "2.0", "id": id, "error": no.to_rpc()} if is_rpc else no.to_http())
-        await self.gate.send(send, scope, status, body, more, JSON_TYPE)
+        body, type = (b"data: %b\n\n" % body, EVENT_TYPE) if is_event and status == 200 else (body, JSON_TYPE)
+        await self.gate.send(send, scope, status, body, more, type)
 
 
 class AgentCall:
@@ -147,14 +146,14 @@ class AgentCall:
         binding, _, self.path = rest.partition("/")     # the slash behind /rpc is what some clients append
         self.is_rpc, self.is_http, self.name = binding == "rpc" and not self.path, binding == "v1", "other"
         self.id: str | int | None = None        # of the request, in JSON-RPC
-        self.is_old = self.is_notice = False
+        self.is_old = self.is_notice = self.is_old_stream = False
 
     async def answer(self, send: connection.Send) -> errors.GateError | None:
         """Answer the request; return the refusal of the gate."""
         begun, first, no = perf_counter(), None, None
         try:
             reply = await self._perform()
-            if isinstance(reply, AsyncIterator):        # what refuses a stream is an ordinary answer
+            if isinstance(reply, AsyncIterator):        # what refuses a stream is one answer
                 first = await anext(reply)
         except (A2AError, errors.GateError) as refused:
             no = translate(refused)
@@ -170,7 +169,7 @@ class AgentCall:
         if self.is_notice and (no is None or no.kind.status not in TOLD_BY_STATUS):     # JSON-RPC replies to none
             await self.gate.send(send, self.scope, 204, b"", ())
         elif no is not None:
-            await self.face.refuse(self.scope, send, no, self.id, self.is_rpc)
+            await self.face.refuse(self.scope, send, no, self.id, self.is_rpc, self.is_old_stream)
         elif isinstance(reply, AsyncIterator):
             with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
                 await http.run_while_connected(self._send_events(first, reply, send), self.receive)
@@ -245,6 +244,7 @@ class AgentCall:
         if isinstance(id := request.get("id"), bool) or not isinstance(id, str | int | None):
             raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
         self.id, self.is_old, self.is_notice = id, name in v03.OLD_NAMES, "id" not in request
+        self.is_old_stream = name in ("message/stream", "tasks/resubscribe")    # whose SDK reads nothing but events
         if (method := METHODS.get(v03.OLD_NAMES.get(name, name))) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
         if not isinstance(params := request.get("params", {}), dict):

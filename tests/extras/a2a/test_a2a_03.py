@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -74,3 +75,15 @@ async def test_0_3_is_spoken_over_json_rpc_alone(agent: Agent) -> None:
 async def test_a_method_of_one_version_is_refused_under_the_header_of_the_other(
         agent: Agent, method: str, version: str) -> None:
     assert await agent.refused(method, {}, headers=[("a2a-version", version)]) == (-32009, "VERSION_NOT_SUPPORTED")
+
+
+@pytest.mark.parametrize(("method", "params", "code"), [
+    ("message/stream", {"message": said([])}, -32602), ("tasks/resubscribe", {"id": "none"}, -32001)])
+async def test_a_refused_stream_has_the_refusal_as_its_event(agent: Agent, method: str, params: Any, code: int) -> None:
+    answer = await agent.rpc(method, params)
+    stranger = await agent.known_as("none").rpc(method, params)
+
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    assert json.loads(answer.content.removeprefix(b"data: "))["error"]["code"] == code
+    assert answer.content.endswith(b"\n\n")
+    assert (stranger.status, stranger.headers["content-type"]) == (401, "application/json")
