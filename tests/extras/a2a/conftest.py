@@ -110,6 +110,13 @@ def scan(payload, job):
         return f"page {job.ask('page', 'Which page?').content['text']}"
     if "fail" in payload["text"]:
         raise Fail("no paper")
+    if "reject" in payload["text"]:
+        raise Fail("not my job", code="rejected")
+    if "print" in payload["text"]:
+        for page in "123":
+            job.artifact(f"page {page};", name="pages", append=True)
+    if payload["text"] == "data":
+        return {"pages": [1, 2]}
     return payload["text"].upper()
 
 worker.run()

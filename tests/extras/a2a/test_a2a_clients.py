@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from asyncgate.clients.http import AsyncHttp
 from tests.conftest import TOKEN, Live, Node, install_beside, tools_of_npm
 from tests.extras.a2a.conftest import Programs, begun, looks
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiver import Receiver
 
 pytestmark = pytest.mark.anyio
@@ -39,12 +41,18 @@ def find_task(posted: dict[str, Any]) -> Any:
     return posted.get("task", posted if posted.get("kind") == "task" else None)
 
 
+async def posted(receiver: Receiver) -> None:
+    """Wait until the end of the slow task is posted."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await receiver.until(lambda: any("SLOW" in json.dumps(find_task(came.said)) for came in receiver.taken))
+
+
 async def run(programs: Programs, receiver: Receiver, command: list[str], environment: dict[str, str]) -> Any:
     """Run a client beside a worker; return what it has seen."""
     programs.work()
     try:
         seen = await converse(programs, command, environment)
-        await receiver.until(lambda: any("SLOW" in json.dumps(find_task(came.said)) for came in receiver.taken))
+        await posted(receiver)
         return seen
     finally:
         programs.kill_worker()
@@ -62,6 +70,7 @@ async def converse(programs: Programs, command: list[str], environment: dict[str
         seen = json.loads(line)
         if "kill" in seen:
             await begun(programs)
+            await pushes(programs)
             programs.kill_worker()
             await asyncio.to_thread(programs.kill_gate)
             programs.work()
@@ -70,6 +79,16 @@ async def converse(programs: Programs, command: list[str], environment: dict[str
             programs.go()
     assert await client.wait() == 0, (await client.stderr.read()).decode()
     return seen
+
+
+async def pushes(programs: Programs) -> None:
+    """Wait until the slow task has its push configuration; a gate that dies before that has not answered the client."""
+    async with AsyncHttp(programs.gate.url, TOKEN) as gate:
+        tasks = (await gate.call("list_tasks", type="scan", limit=100))["tasks"]
+        [slow] = [task["task_id"] for task in tasks if task["payload"]["text"] == "slow"]
+        async for _ in looks():
+            if (await gate.call("list_task_webhooks", task_id=slow))["webhooks"]:
+                return
 
 
 @pytest.mark.parametrize(("binding", "kind"), [("JSONRPC", "sqlite"), ("HTTP+JSON", "postgres")])
@@ -124,6 +143,36 @@ PACKAGES = {"adk": "google-adk[a2a]==2.13.0", "microsoft": "agent-framework-a2a=
             "strands": "strands-agents[a2a]==1.62.0"}
 
 
+# What stands in the answer to each statement of the story, and which tasks there are at its end.
+SEEN = {
+    "card": "scan", "read": "READ", "again": "READ IT", "umlauts": "LIES ÜBER ☃", "streamed": "page 1; page 2; page 3;",
+    "data": "pages", "asking": "Which page?", "answered": "page 7", "failed": "no paper", "rejected": "not my job",
+    "left": "LEFT", "right": "RIGHT", "once": "ONCE ONCE", "conflict": "another message before", "got": "True",
+    "listed": "True", "history": "ask me", "canceled": "TASK_STATE_CANCELED", "stranger": "401", "foreign": "no task",
+    "waiting": "Which page?", "late": "page 9", "back": "SLOW", "after": "READ MORE"}
+MADE = {"read": "succeeded", "read it": "succeeded", "lies über ☃": "succeeded", "print": "succeeded",
+        "ask": "succeeded", "fail": "failed", "reject": "failed", "left": "succeeded", "right": "succeeded",
+        "once": "succeeded", "ask later": "succeeded", "slow": "succeeded", "read more": "succeeded"}
+ENDED = ("succeeded", "failed", "canceled")
+EXTRA = [("data", "data", "succeeded"), ("got", "ask me", "canceled"), ("foreign", "ask mine", "succeeded")]
+
+
+def test_the_documentation_tells_what_each_framework_says_and_what_it_cannot() -> None:
+    tree = ast.parse((SUPPORT / "a2a_frameworks.py").read_text())
+    cannot = {each.name: ast.literal_eval(line.value) for each in tree.body if isinstance(each, ast.ClassDef)
+              for line in each.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "cannot"}
+    text = (SUPPORT.parents[1] / "docs" / "a2a.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    marks = {row[0].strip("`"): row[1:4] for row in rows if row[0].strip("`") in SEEN}
+    reasons = text.partition("The reasons for the dashes")[2]
+
+    assert marks.keys() == SEEN.keys()
+    assert {name: {statement for statement, row in marks.items() if row[column] == "–"}
+            for column, name in enumerate(cannot)} == cannot
+    assert {cell for row in marks.values() for cell in row} == {"yes", "–"}
+    assert all(f"`{statement}`" in reasons for names in cannot.values() for statement in names)
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("framework", PACKAGES)
 async def test_an_agent_of_a_framework_loses_doubles_and_blocks_nothing(
@@ -132,23 +181,32 @@ async def test_an_agent_of_a_framework_loses_doubles_and_blocks_nothing(
         pytest.skip(f"{PACKAGES[framework]} is installed only where {FRAMEWORKS} names {framework}: it takes a minute")
     folder = install_beside(tools_cache, f"a2a-{framework}", PACKAGES[framework])
     programs = Programs(start, tmp_path, await fresh(kind))
-    programs.work()
-    try:
-        seen = (await converse(programs, [
-            sys.executable, str(SUPPORT / "a2a_frameworks.py"), framework, f"{programs.gate.url}/a2a/scan", TOKEN],
-            {**os.environ, "PYTHONPATH": str(folder)}))["seen"]
-        tasks = await end_all(programs)
-    finally:
-        programs.kill_worker()
+    async with AsyncHttp(programs.gate.url, TOKEN) as gate, Receiver() as receiver:
+        other = await gate.call("issue_key", name="other", role="agent", scopes=["tasks:write", "tasks:read"],
+                                principal_kind="agent", principal_id="other")
+        programs.work()
+        try:
+            told = await converse(programs, [
+                sys.executable, str(SUPPORT / "a2a_frameworks.py"), framework, f"{programs.gate.url}/a2a/scan", TOKEN,
+                other["api_key"], receiver.url], {**os.environ, "PYTHONPATH": str(folder)})
+            tasks = await end_all(programs)
+            await posted(receiver)
+        finally:
+            programs.kill_worker()
 
-    assert (seen["read"], seen["again"], seen["after"]) == ("READ", "READ IT", "READ MORE")
-    assert "Which page?" in seen["asking"]
-    assert "no paper" in seen["failed"]
-    assert (seen.get("answered", "page 7"), seen.get("late", "page 9"), seen.get("back", "SLOW")) == (
-        "page 7", "page 9", "SLOW")
-    assert sorted((task["payload"]["text"], task["status"]) for task in tasks) == [
-        ("ask", "succeeded"), ("ask later", "succeeded"), ("fail", "failed"), ("read", "succeeded"),
-        ("read it", "succeeded"), ("read more", "succeeded"), ("slow", "succeeded")]
+    seen, cannot = told["seen"], set(told["cannot"])
+    assert (seen.keys() | cannot, seen.keys() & cannot) == (SEEN.keys(), set())
+    wrong = {name: seen[name] for name, words in SEEN.items() if name in seen and words not in str(seen[name])}
+
+    assert wrong == {}
+    made = {**MADE, **{words: status for name, words, status in EXTRA if name not in cannot}}
+    assert sorted((task["payload"]["text"], task["status"]) for task in tasks) == sorted(made.items())
+    contexts = {task["payload"]["text"]: task["created_by"]["instance_id"] for task in tasks}
+    assert contexts["left"] != contexts["right"]
+    assert (contexts["read"] == contexts["read it"]) == ("answered" not in cannot)
+    assert {came.headers["authorization"] for came in receiver.taken} == {"Bearer s3cr3t"}
+    ends = [find_task(came.said) for came in receiver.taken if find_task(came.said)]
+    assert {task["id"] for task in ends} == {task["task_id"] for task in tasks if task["payload"]["text"] == "slow"}
 
 
 async def end_all(programs: Programs) -> list[dict[str, Any]]:
@@ -156,7 +214,7 @@ async def end_all(programs: Programs) -> list[dict[str, Any]]:
     async with AsyncHttp(programs.gate.url, TOKEN) as gate:
         async for _ in looks():
             tasks: list[dict[str, Any]] = (await gate.call("list_tasks", type="scan", limit=100))["tasks"]
-            going_on = [task["task_id"] for task in tasks if task["result"] is None]
+            going_on = [task["task_id"] for task in tasks if task["status"] not in ENDED]
             if not going_on:
                 return tasks
             for task_id in going_on:
