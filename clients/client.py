@@ -305,14 +305,10 @@ def add_repeat_keys(op: CallSpec, fields: dict[str, Any]) -> dict[str, Any]:
     made = {name: uuid.uuid4().hex for name in op.keys}
     if op.name == "create_tasks":
         key = uuid.uuid4().hex
-        fields["tasks"] = [{"idempotency_key": f"{key}-{number}", **drop_nulls(task)}
+        fields["tasks"] = [{"idempotency_key": f"{key}-{number}", **{name: value for name, value in task.items()
+                                                                     if value is not None}}     # null means absent
                            for number, task in enumerate(fields.get("tasks", ()))]
     return {**made, **fields}
-
-
-def drop_nulls(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out null fields: null means absent."""
-    return {name: value for name, value in task.items() if value is not None}
 
 
 class Attempts:
@@ -327,8 +323,7 @@ class Attempts:
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
         self.last: Exception | None = None
-        self.told, self.broken = False, 0
-        self.harmless = op.repeatable
+        self.told, self.broken, self.harmless = False, 0, op.repeatable
 
     def fields(self) -> dict[str, Any]:
         """Return the request; a repeated one asks the gate to wait only for the time that is left."""

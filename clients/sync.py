@@ -115,15 +115,11 @@ class LoopThread(Generic[T]):
     def iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
         """Yield what an asynchronous iterator yields."""
         async def step() -> list[R]:
-            return [item async for item in first_of(items)]
+            with contextlib.suppress(StopAsyncIteration):
+                return [await anext(items)]
+            return []
         while page := self.run(step()):
             yield from page
-
-
-async def first_of(items: AsyncIterator[R]) -> AsyncIterator[R]:
-    """Yield the next item, if there is one."""
-    with contextlib.suppress(StopAsyncIteration):
-        yield await anext(items)
 
 
 class OpeningLock:

@@ -63,6 +63,7 @@ OUTAGE_SECONDS = 300.0      # longer than restarts and fail-overs; who was only 
 CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
 SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
 DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
+SLOW_SECONDS = 1.0          # after which a result that the gate has not taken is on disk
 AWAY_LOG_SECONDS = 600.0    # between two lines that say that the gate is still away
 CANCEL_SECONDS = 10.0       # time for an async function to end after it is canceled
 NOTICE_SECONDS = 1.0        # time for a plain function, which cannot be canceled
@@ -108,10 +109,9 @@ class Worker:
         self.gate = http.AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
         self.worker_id = worker_id or ""        # empty until the gate names the credential's principal
         self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
-        self.concurrency = concurrency
+        self.concurrency, self.keep_logs = concurrency, keep_logs
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
         self.tracebacks, self.outage_seconds, self.declare = tracebacks, outage_seconds, declare
-        self.keep_logs = keep_logs
         self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
         self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
@@ -131,6 +131,9 @@ class Worker:
         def declare(function: F) -> F:
             for type in types or (None,):
                 self.tasks[type] = TaskFunction(function, retry, payload, description)
+            if self.running:
+                with contextlib.suppress(RuntimeError):     # the loop has ended meanwhile
+                    self.loop.call_soon_threadsafe(self.kept.set)       # the claim that waits is for the others
             return function
         return declare
 
@@ -161,11 +164,11 @@ class Worker:
             raise ValueError("this worker has no function; register one with @worker.task(\"TYPE\")")
         release_children()      # from the signals of the program that serves, whoever handles them
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
-        self.kept = asyncio.Event()     # set when a result could not be delivered
+        self.kept = asyncio.Event()     # set when a result could not be delivered, or a function was registered
         self.instance, self.claim_id, self.resumption_id = "", uuid.uuid4().hex, uuid.uuid4().hex
         self.tell_at = 0.0      # when to log that the gate is away; 0 while it answers
         self.claimed = False    # whether the gate has ever answered a claim
-        self.warned: list[str] = []
+        self.warned, self.declared = list[str](), set[str | None]()
         self.running, self.tracing = True, find_tracing()
         async with self.gate:
             try:
@@ -180,12 +183,7 @@ class Worker:
         """Ask the gate for the credential's principal; a shared token has none, so the host's name is used."""
         if self.worker_id and self.worker_kind:
             return
-        try:
-            you = await self.gate.call("whoami")
-        except http.Refusal as refusal:
-            if refusal.status != 404:        # an older gate without this operation
-                raise
-            you = {}
+        you = await self.gate.call("whoami")
         if you.get("principal_id") and self.worker_id in ("", you["principal_id"]):
             self.worker_id, self.worker_kind = you["principal_id"], self.worker_kind or you["principal_kind"]
         self.worker_id = self.worker_id or socket.gethostname()
@@ -200,9 +198,6 @@ class Worker:
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
-            if self.declare:        # beside the work: a gate that has not done so yet loads a library for it
-                declaring = asyncio.ensure_future(self._unless(self.stopping, self._insist(self._declare)))
-                declaring.add_done_callback(take_error)
             while not self.stopping.is_set():
                 await self._unless(self.stopping, self._turn())
             await self._drain()
@@ -234,12 +229,12 @@ class Worker:
             if lease["lease_id"] not in self.jobs:
                 await self._resume(lease)
 
-    async def _declare(self) -> None:
+    async def _declare(self, types: Sequence[str | None]) -> None:
         """Declare what the functions take and give; a gate that does not want to know it is served all the same."""
-        for type, task in self.tasks.items():
-            if type is not None and task.declaration:
+        for type in types:
+            if type is not None and (declaration := self.tasks[type].declaration):
                 try:
-                    await self.gate.call("declare_type", **self.me, type=type, **task.declaration)
+                    await self.gate.call("declare_type", **self.me, type=type, **declaration)
                 except http.Refusal as refusal:
                     if not is_hopeless(refusal):
                         raise
@@ -272,6 +267,10 @@ class Worker:
 
     async def _claim(self) -> None:
         self.kept.clear()
+        if self.declare and (fresh := [type for type in self.tasks if type not in self.declared]):
+            self.declared.update(fresh)     # beside the work: a gate that has not done so yet loads a library for it
+            declare = self._unless(self.stopping, self._insist(lambda: self._declare(fresh)))
+            asyncio.ensure_future(declare).add_done_callback(take_error)
         left = await self._replay(self.place)
         asked = time.monotonic()
         # An undelivered result interrupts a waiting claim, because its lease may run out before the claim returns.
@@ -373,8 +372,10 @@ class Worker:
                 await asyncio.to_thread(job.end_output)
             job.note_end(letter.fields if letter else None)
             await self._deliver(job, letter)
-        except Exception:
-            log.exception("%s: internal error of this worker; the lease will run out", job)
+        except Exception as flaw:       # of the function's error, say, which may raise whatever is asked of it
+            log.exception("%s: internal error of this worker", job)
+            error = {"code": "internal_error", "message": f"internal error of the worker: {type(flaw).__name__}"}
+            await self._deliver(job, self._letter(job, "fail", error=error, retryable=True))
         finally:
             self.heart.drop(job.pulse)
             if job.span is not None:
@@ -419,7 +420,7 @@ class Worker:
         except (Fail, TypeError, ValueError) as invalid:
             error = invalid
         fields = task.failure(error, traced=self.tracebacks)
-        how = "this attempt failed, and another may follow" if fields["retryable"] else "failed for good"
+        how = f"attempt {job.attempt + 1} failed" if fields["retryable"] else "failed for good"
         expected = isinstance(error, Retry | Fail)
         log.warning("%s: %s: %s", job, how, describe_error(error), exc_info=None if expected else error)
         return self._letter(job, "fail", **fields)
@@ -437,17 +438,33 @@ class Worker:
     # Reporting their ends.
 
     async def _deliver(self, job: Job, letter: Letter | None) -> None:
-        """Deliver a result, with retries while the gate is unreachable; then keep it on disk."""
-        tried = 0
+        """Deliver a result, with retries while the gate is unreachable."""
+        tried, where = 0, ""
+        kept: Letter | None = None
+
+        def keep(left: Letter | None) -> None:
+            """Keep on disk what the gate does not take at once: else a worker killed meanwhile does the work again."""
+            nonlocal kept, where
+            if left is None or kept is None or left.fields is not kept.fields:
+                before, kept = kept, left
+                where = self.place.keep(left) if left else ""
+                if before:
+                    self.place.forget(before)
         try:
             while letter and tried < self.delivery_tries and not self._superseded(job):
-                letter, wait = await self._send(letter)
+                slow = self.loop.call_later(SLOW_SECONDS, keep, letter)
+                try:
+                    letter, wait = await self._send(letter)
+                finally:
+                    slow.cancel()
                 tried += 1
+                keep(letter)
                 if letter and tried < self.delivery_tries:
                     await asyncio.sleep(max(wait, http.pause_after(tried, 0.75)))
         finally:    # also if this worker is stopped meanwhile
-            if letter and not self._superseded(job):
-                self.place.keep(letter)
+            keep(letter if letter and not self._superseded(job) else None)
+            if letter and where:
+                log.warning("%s: its result is kept in %s until the gate has it: %s", job, where, letter.why)
                 self.kept.set()
 
     def _superseded(self, job: Job) -> bool:
@@ -477,7 +494,8 @@ class Worker:
 
     async def _replay(self, place: Place) -> bool:
         """Send the kept letters, each under its own lease; return whether any is left."""
-        while letters := place.letters():
+        # The letters of running jobs are being delivered.
+        while letters := [letter for letter in place.letters() if letter.fields["lease_id"] not in self.jobs]:
             left, _ = await self._send(letters[0])
             if left and replace(left, why="") == replace(letters[0], why=""):
                 return True     # try again later

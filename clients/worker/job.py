@@ -26,11 +26,11 @@ from asyncgate.clients.worker.asking import ASKED, Answer, Inquiry, Question
 from asyncgate.clients.worker.declaring import describe_function
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.journal import Journal, Recorder, StepsLost, TooLarge, is_in_loop
-from asyncgate.clients.worker.output import Printer, stream, to_part
+from asyncgate.clients.worker.output import Printer, clean_text, stream_async, stream_plain, to_part
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
-MESSAGE_LENGTH = 4000
+MESSAGE_LENGTH, MOST_CAUSES = 4000, 5
 MOST_FRAMES = 20                # of a traceback
 # No further attempt can end otherwise.
 HOPELESS = (NameError, SyntaxError, NotImplementedError, StepsLost, TooLarge)
@@ -218,14 +218,14 @@ class Job:
         if self._log_left > 0 and not self.lost.is_set():
             self._log_left -= len(text.encode(errors="replace")) + 1
             left_out = "" if self._log_left > 0 else "(further lines of this run are not kept)\n"
-            self._printer.print(f"{clean_text(text)}\n{left_out}", stream="log")
+            self._printer.print(f"{text}\n{left_out}", stream="log")
 
     def stream(self, chunks: Any) -> Any:
         """Append each chunk of an iterable to the output of the task, and yield it: `for token in job.stream(tokens)`.
 
         A chunk is a text or anything that JSON can say.  Of an asynchronous iterable it is `async for`.
         """
-        return stream(self._printer, chunks)
+        return (stream_async if hasattr(chunks, "__aiter__") else stream_plain)(self._printer, chunks)
 
     def message(self, *parts: Any) -> None:
         """Say something to whoever follows the task, as a message of its own in A2A.  Raises Lost.
@@ -366,7 +366,7 @@ class TaskFunction:
     def failure(self, error: BaseException, *, traced: bool = False) -> dict[str, Any]:
         """Return the fields of the `fail` request for an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        report: dict[str, Any] = {"code": clean_text(str(code)), "message": describe_error(error)}
+        report: dict[str, Any] = {"code": clean_text(str(code), MESSAGE_LENGTH), "message": describe_error(error)}
         if isinstance(error, Fail):
             with contextlib.suppress(TypeError, ValueError, RecursionError):    # leave out a detail that is not JSON
                 report |= {} if error.detail is None else {"detail": to_json_value(error.detail)}
@@ -380,12 +380,15 @@ class TaskFunction:
         return {"error": report, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}
 
 
-def describe_error(error: BaseException) -> str:
-    """Return the text of an error, or its class if the text is empty or raises."""
+def describe_error(error: BaseException, depth: int = 0) -> str:
+    """Return the text of an error and of its causes; the class of one whose text is empty or raises."""
     try:
-        return clean_text(str(error)) or type(error).__name__
+        text = clean_text(str(error), MESSAGE_LENGTH) or type(error).__name__
     except Exception as worse:
-        return f"{type(error).__name__}, and its text raised {type(worse).__name__}"
+        text = f"{type(error).__name__}, and its text raised {type(worse).__name__}"
+    cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+    more = "" if cause is None or depth >= MOST_CAUSES else describe_error(cause, depth + 1)
+    return text if more in text else clean_text(f"{text}: {more}", MESSAGE_LENGTH)
 
 
 def describe_traceback(error: BaseException) -> str:
@@ -397,11 +400,6 @@ def describe_traceback(error: BaseException) -> str:
         return ""
     text = "".join(traceback.format_exception(type(error), error, frame, limit=-MOST_FRAMES)).rstrip()
     return clean_text(text if len(text) <= MESSAGE_LENGTH else f"…{text[1 - MESSAGE_LENGTH:]}")
-
-
-def clean_text(text: str) -> str:
-    """Return a text that every gate accepts: cut to length, without NUL and lone surrogates."""
-    return text[:MESSAGE_LENGTH].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def find_annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:

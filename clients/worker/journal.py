@@ -121,10 +121,10 @@ class Journal:
         """Record what a step gave; return it, or what was recorded first."""
         value = to_json_value(value, f"step {name}")
         reply = self.insist(lambda gate: gate.call("record_step", **self.recorder.me, **self.job.under, seq=seq,
-                                                    name=name, value=value))
+                                                    name=name, value=value), f"what step {name} gave")
         return reply["value"] if reply.get("replayed") else value
 
-    def insist(self, call: Callable[[http.Http], Any]) -> Any:
+    def insist(self, call: Callable[[http.Http], Any], what: str = "the request") -> Any:
         """Call until the gate answers, or the lease is lost."""
         for failures in count(1):
             self.job.check()
@@ -138,7 +138,8 @@ class Journal:
                 elif refusal.code == "step_conflict":
                     raise StepMismatch(str(refusal)) from None
                 elif refusal.status == 413:
-                    raise TooLarge(f"{refusal}, and record that") from None
+                    raise TooLarge(f"{what} is too large for the gate ({refusal}): keep it elsewhere, and give its "
+                                   "address instead") from None
                 elif not is_temporary(refusal) or refusal.code in FINAL:
                     raise
                 pause = max(http.pause_after(failures, PAUSE_SECONDS), refusal.retry_after or 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncgate.clients import http
-from asyncgate.clients.finite import to_json_value
+from asyncgate.clients.finite import encode_finite
+from asyncgate.clients.values import dump_model
 from asyncgate.clients.worker.heart import GONE, is_temporary
 from asyncgate.clients.worker.journal import PAUSE_SECONDS, Recorder
 
@@ -23,6 +26,7 @@ MOST_WAITING_BYTES = 2**20  # that wait for a slow gate; then the function waits
 MOST_CALL_BYTES, MOST_CALL_CHUNKS = 100_000, 100
 LONGEST_TEXT = 16_000       # letters of one chunk of printed text
 FLUSH_SECONDS = 30.0        # that the end of a task waits for its output
+ESCAPE, LONE = re.compile(rb"\\(ud[89ab]..\\ud[c-f]..|u0000|ud[89a-f]..|.)"), 5
 
 log = logging.getLogger("asyncgate.worker")
 
@@ -33,18 +37,19 @@ class Printer:
     def __init__(self, job: Job, recorder: Recorder, position: int) -> None:
         self.job, self.recorder, self.position = job, recorder, position
         self.waiting = deque[tuple[str, bytes]]()       # the stream and the encoded chunk
-        self.size, self.sending, self.closed = 0, 0, False
+        self.size, self.sending, self.most, self.closed = 0, 0, MOST_CALL_CHUNKS, False
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
 
     def print(self, text: str, stream: str = "output") -> None:
         """Append text; pieces that are printed within a moment are one chunk."""
+        text = clean_text(text)
         for at in range(0, len(text), LONGEST_TEXT):
             self._add(msgspec.json.encode(text[at:at + LONGEST_TEXT]), joins=True, stream=stream)
 
     def append(self, chunk: Any) -> None:
         """Append one chunk."""
-        self._add(msgspec.json.encode(to_json_value(chunk, "chunk")), joins=False)
+        self._add(encode_storable(chunk), joins=False)
 
     def _add(self, chunk: bytes, *, joins: bool, stream: str = "output") -> None:
         self.job.check()
@@ -90,8 +95,13 @@ class Printer:
             try:
                 self._insist(chunks, stream)
             except Exception as flaw:       # output is for those who watch, and must not end the work
-                log.warning("%s: its further output is not sent: %s", self.job, flaw)
-                return self.close()
+                if getattr(flaw, "status", 0) not in (400, 413):
+                    log.warning("%s: its further output is not sent: %s", self.job, flaw)
+                    return self.close()
+                self.most = 1 if len(chunks) > 1 else MOST_CALL_CHUNKS      # which of them does the gate not take?
+                if len(chunks) > 1:
+                    continue
+                log.warning("%s: a chunk of its output is not sent: %s", self.job, flaw)
             with self.changed:
                 self.size -= sum(len(self.waiting.popleft()[1]) for _ in chunks)
                 self.sending = 0
@@ -102,7 +112,7 @@ class Printer:
         for stream, chunk in self.waiting:
             if stream != self.waiting[0][0]:
                 break
-            if chosen and (size + len(chunk) > MOST_CALL_BYTES or len(chosen) == MOST_CALL_CHUNKS):
+            if chosen and (size + len(chunk) > MOST_CALL_BYTES or len(chosen) == self.most):
                 break
             chosen.append(msgspec.Raw(chunk))
             size += len(chunk)
@@ -130,18 +140,26 @@ class Printer:
             self.job.lost.wait(max(pause, http.pause_after(failures, PAUSE_SECONDS)))
 
 
+def clean_text(text: str, most: int | None = None) -> str:
+    """Return a text, cut to a length, without NUL and halves of surrogate pairs, which no gate stores."""
+    return text[:most].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def encode_storable(value: Any) -> bytes:
+    """Encode JSON without them."""
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
+    try:
+        text = encode_finite(plain, "chunk")
+    except UnicodeEncodeError:
+        text = json.dumps(plain, allow_nan=False).encode()
+    return ESCAPE.sub(lambda escape: rb"\ufffd" if len(escape[1]) == LONE else escape[0], text)
+
+
 def to_part(value: Any) -> dict[str, Any]:
     """Return a value as a part of a message or an artifact of A2A."""
     if isinstance(value, dict) and sum(name in value for name in ("text", "raw", "url", "data")) == 1:
         return value
     return {"text": value} if isinstance(value, str) else {"data": value}
-
-
-def stream(printer: Printer, chunks: Any) -> Any:
-    """Append each chunk of an iterable, and yield it; of an asynchronous one in an async function."""
-    if hasattr(chunks, "__aiter__"):
-        return stream_async(printer, chunks)
-    return stream_plain(printer, chunks)
 
 
 def stream_plain(printer: Printer, chunks: Any) -> Iterator[Any]:

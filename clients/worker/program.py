@@ -190,10 +190,8 @@ class Run:
                 path, command, surroundings, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)])
             CHILDREN.running.add(self.pid)
-        self.exit = asyncio.ensure_future(run_in_thread(self._wait))
-
-    def _wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.exit = asyncio.ensure_future(
+            run_in_thread(lambda: os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])))
 
     async def ended(self, payload: bytes) -> int:
         """Write the payload and read the program's output until it ends; kill it if this call is cancelled."""
@@ -291,19 +289,10 @@ def read_json_or_text(text: bytes, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        if flaw := find_infinite_written(text, name):
-            raise Fail(f"{flaw}: JSON has no such number", code="invalid_result") from None
+        with contextlib.suppress(ValueError, RecursionError):      # a word alone is a text
+            if text.strip()[:1] in (b"{", b"[") and (flaw := find_infinite(json.loads(text), name)):
+                raise Fail(f"{flaw}: JSON has no such number", code="invalid_result") from None
         return text.decode(errors="replace").replace("\0", "\ufffd").rstrip("\n")
-
-
-def find_infinite_written(text: bytes, name: str) -> str:
-    """Return where a list or an object has a NaN or an infinity, as Python and others write it."""
-    if text.strip()[:1] not in (b"{", b"["):        # a word alone is a text
-        return ""
-    try:
-        return find_infinite(json.loads(text), name)
-    except (ValueError, RecursionError):
-        return ""
 
 
 def read_pipe(file: BinaryIO, heard: Callable[[bytes], None]) -> None:

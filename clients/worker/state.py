@@ -96,20 +96,17 @@ class Place:
             os.close(self.lock)
             self.lock = -1
 
-    def keep(self, letter: Letter) -> None:
-        """Keep a letter on disk, synced, so that it survives a power cut; if the disk fails, keep it in memory."""
-        where, line = "memory only", msgspec.json.encode(letter)
-        if self.file is None:
-            self.unwritten.append(letter)
-        else:
+    def keep(self, letter: Letter) -> str:
+        """Keep a letter on disk, synced, so that it survives a power cut, or in memory; return where."""
+        flaw = ""
+        if self.file is not None:
             try:
-                rewrite_lines(self.file, [*(line for line, _ in self._lines()), line])
-                where = str(self.file)
+                rewrite_lines(self.file, [*(line for line, _ in self._lines()), msgspec.json.encode(letter)])
+                return str(self.file)
             except OSError as error:    # a full disk, say
-                self.unwritten.append(letter)
-                where = f"memory only ({error})"
-        log.warning("task %s: its result is kept in %s until the gate has it: %s", letter.fields.get("task_id"), where,
-                    letter.why)
+                flaw = f" ({error})"
+        self.unwritten.append(letter)
+        return f"memory only{flaw}"
 
     def letters(self) -> list[Letter]:
         """Return the letters, oldest first."""

@@ -78,6 +78,15 @@ def test_only_the_state_of_a_worker_a_folder_and_the_tests_need_what_only_node_h
     assert importing == set()
 
 
+@pytest.mark.parametrize(("whose", "file"), [("Gate", "gate"), ("Worker", "worker")])
+def test_its_readme_says_the_default_of_each_option(whose: str, file: str) -> None:
+    [names] = re.findall(rf"{whose.upper()}_OPTIONS = \[(.*?)\]", (SOURCE / f"src/{file}.ts").read_text())
+    [table] = re.findall(rf"\| option of `new {whose}` .*\n\| ---.*\n((?:\|.*\n)+)", (SOURCE / "README.md").read_text())
+    told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+    assert set(re.findall(r"\w+", names)) <= told
+
+
 def test_the_tarball_has_the_package_and_nothing_else(package: Any) -> None:
     packing = ("pack", "--dry-run", "--ignore-scripts", "--json")
     names = json.loads(package.run("npm", *packing, cwd=package.tarball.parent))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import logging
 import math
@@ -335,7 +336,73 @@ async def test_the_traceback_of_an_error_is_kept_with_the_failure_unless_it_is_s
         assert "job.py" not in error["traceback"]
     told = [record.getMessage() for record in caplog.records if "ZeroDivisionError" in record.getMessage() or
             "division" in record.getMessage() or "last attempt" in record.getMessage()]
-    assert ["this attempt failed, and another may follow" in told[0], "failed for good" in told[1]] == [True, True]
+    assert ["attempt 1 failed" in told[0], "that was its last attempt" in told[1]] == [True, True]
+
+
+class Hostile(Exception):
+    """An error that raises when it is asked for its class."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("no")
+
+
+def caused(*errors: Exception) -> Exception:
+    """Each error as the cause of the one before."""
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
+@pytest.mark.parametrize(("error", "code", "message"), [
+    (caused(ValueError("page 3"), RuntimeError("read"), OSError("gone")), "ValueError", "page 3: read: gone"),
+    (caused(ValueError("page 3: gone"), OSError("gone")), "ValueError", "page 3: gone"),
+    (caused(looped := ValueError("a"), ValueError("b"), looped), "ValueError", "a: b: a: b: a: b"),
+    (ExceptionGroup("all", [OSError("the first")]), "ExceptionGroup", "all (1 sub-exception): the first"),
+    (Hostile(), "internal_error", "internal error of the worker: RuntimeError")],
+    ids=["chain", "said already", "circle", "group", "hostile"])
+async def test_an_error_tells_its_causes_and_fails_its_task_whatever_it_is(
+        gate: AsyncHttp, error: Exception, code: str, message: str) -> None:
+    worker = made(gate, tracebacks=False)
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        raise error
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+
+    assert task["result"]["error"] == {"code": code, "message": message}
+    assert "lease.expired" not in await history(gate, task["task_id"])
+
+
+async def test_a_type_that_is_registered_while_a_claim_waits_is_asked_for_at_once_and_declared(
+        gate: AsyncHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(gate.url, "w", token=TOKEN, state=None)
+    call, asked, waits = worker.gate.call, list[list[str]](), asyncio.Event()
+
+    async def called(operation: str, **fields: Any) -> Any:
+        if operation == "lease_next":
+            asked.append(fields["accept_types"])
+            waits.set()
+        return await call(operation, **fields)
+    monkeypatch.setattr(worker.gate, "call", called)
+    worker.task("first")(len)
+
+    async with at_work(worker):
+        await waits.wait()
+
+        @worker.task("late")
+        def late(page: int) -> int:
+            return page + 1
+        task = await run(gate, "late", 1)
+
+        async def declared() -> Any:
+            return (await gate.call("list_types", type="late"))["types"]
+        await until(declared)
+
+    assert task["result"]["result"] == 2
+    assert asked[:2] == [["first"], ["first", "late"]]
 
 
 async def test_a_traceback_is_bounded(gate: AsyncHttp) -> None:
@@ -912,6 +979,41 @@ async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
     assert (task["result"]["result"], task["fence"]) == ("done", 1)
 
 
+@pytest.mark.parametrize("hangs", [False, True], ids=["refused", "silent"])
+async def test_an_end_is_on_disk_as_soon_as_the_gate_does_not_take_it_at_once(
+        gate: AsyncHttp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    worker, back, tries = made(gate, state=tmp_path), asyncio.Event(), 0
+    call, keep, written = worker.gate.call, Place.keep, list[Letter]()
+
+    async def called(operation: str, **fields: Any) -> Any:
+        nonlocal tries
+        if operation == "complete" and not back.is_set():
+            tries += 1
+            if hangs:
+                await back.wait()
+            raise Unreachable("away")
+        return await call(operation, **fields)
+
+    def counted(place: Place, letter: Letter) -> str:
+        written.append(letter)
+        return keep(place, letter)
+    monkeypatch.setattr(worker.gate, "call", called)
+    monkeypatch.setattr(Place, "keep", counted)
+    worker.task("t")(lambda page: "done")
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
+        await until_so(lambda: kept(tmp_path))
+        tries_until_kept = tries
+        back.set()
+        results = [(await ended(gate, task_id))["result"]["result"], (await run(gate))["result"]["result"]]
+        await until_so(lambda: nothing_kept(tmp_path))
+
+    assert results == ["done", "done"]
+    assert tries_until_kept < 10
+    assert len(written) == 1        # not at each attempt, and not for the task that was delivered at once
+
+
 async def test_an_end_that_could_not_be_told_cuts_a_waiting_claim_short(
         gate: AsyncHttp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, waiting = made(gate, state=tmp_path, delivery_tries=1, concurrency=2), asyncio.Event()
@@ -1106,9 +1208,8 @@ def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog:
     beside = tmp_path / "w.1.letters.new"
     beside.symlink_to("/dev/full")
 
-    place.keep(letters[2])
+    assert place.keep(letters[2]) == "memory only ([Errno 28] No space left on device)"
     assert place.letters() == letters
-    assert "its result is kept in memory only ([Errno 28] No space left on device)" in caplog.text
     assert (place.forget(letters[0]), place.forget(letters[2])) == (False, True)
 
     beside.unlink()

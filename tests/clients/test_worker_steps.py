@@ -144,7 +144,8 @@ async def test_what_is_too_large_is_an_error_at_the_call_with_the_limit(
     assert (task["status"], runs) == ("failed", [0])
     assert task["result"]["error"]["code"] == "TooLarge"
     assert limit in task["result"]["error"]["message"]
-    assert how == "step" or "job.step" in task["result"]["error"]["message"]
+    advice = {"save": "job.step", "step": "what step large gave is too large for the gate"}
+    assert advice[how] in task["result"]["error"]["message"]
 
 
 async def test_a_function_that_goes_on_from_a_checkpoint_may_keep_more_than_one_checkpoint_holds(

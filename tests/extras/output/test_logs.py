@@ -69,6 +69,25 @@ async def test_a_line_that_is_logged_in_a_thread_of_an_async_function_is_kept_to
     assert output == []
 
 
+async def test_output_that_no_gate_stores_is_cleaned_or_left_out_alone(
+        live: Any, worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+
+    @worker.task("strange")
+    def strange(payload: int, job: Job) -> None:
+        job.print("a\0b\ud800")
+        list(job.stream(["c\0d", {"\0": "\udfff \U0001f600", "path": "C:\\u0000"}, deep, "e", "x" * 1_500_000, "f"]))
+        job.log("g\0h")
+
+    entries, output = await run(live, worker, "strange")
+
+    assert output == ["a\ufffdb?\n", "c\ufffdd", {"\ufffd": "\ufffd \U0001f600", "path": "C:\\u0000"}, "e", "f"]
+    assert [entry["chunk"] for entry in entries if entry.get("stream") == "log"] == ["g\ufffdh\n"]
+    assert caplog.text.count("a chunk of its output is not sent") == 2
+
+
 async def test_a_run_that_logs_without_end_keeps_so_much_and_says_that_there_was_more(
         live: Any, worker: Worker) -> None:
     entries, _ = await run(live, worker, "chatty")
