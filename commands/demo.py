@@ -34,7 +34,7 @@ from asyncgate.parts.model.content import JsonObject
 TASK_COUNT = 20
 TTL_SECONDS = 2
 PAGE_SECONDS = 0.06
-WAIT_LIMIT_SECONDS = 30.0
+WAIT_LIMIT_SECONDS = 120.0
 AGENT = {"principal_kind": "agent", "principal_id": "scribe"}
 VICTIM, HEIR = "worker-1", "worker-2"
 SKILLS = {VICTIM: ["cpu", "gpu"], HEIR: ["cpu", "gpu", "ocr"]}

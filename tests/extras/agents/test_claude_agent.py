@@ -165,7 +165,8 @@ def test_a_session_that_has_waited_long_enough_ends_and_goes_on_with_the_answer(
 
     assert task["status"] == "succeeded", task["result"]
     assert agent.notes.read_text() == "done\n"
-    assert agent.model.cut_off == 1
+    # Claude Code may have been ended before it had noted its call; then the model makes the call again.
+    assert agent.model.cut_off <= 1
 
 
 def test_what_is_declined_is_not_done_and_the_model_is_told_why(agent: Agent) -> None:
