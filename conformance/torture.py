@@ -163,9 +163,9 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         except Exception as error:      # such as a gate that hangs: a finding, too
             problems.append(f"LOAD: the clients broke off: {error!r}")
             caught += await site.spring()
-        if stage.ledger is not None:
-            receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
         problems += [problem for server in gates.servers for problem in await stop_server(server)]
+        if stage.ledger is not None:        # order: until they have ended, gates write receipts and send them
+            receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
         if "ledger" not in faults and not any(FAULTS[fault].fits == POSTGRES for fault in faults):
             problems += list_errors(gates)
     done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
