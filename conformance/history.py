@@ -514,10 +514,12 @@ class History:
         for call in (call for call in self.calls if call.operation == "lease_next"):
             place = call.by, call.ask.get("claim_id", id(call))
             begun[place] = min(call.started, begun.get(place, call.started))
+        under: defaultdict[str, list[Held]] = defaultdict(list)
+        for held in self.held.values():
+            for name, _ in read_limits(self.end.tasks[held.task_id].limits) if held.task_id in self.end.tasks else ():
+                under[name].append(held)
         for name, rules, since, until in self._limits_in_force():
-            leases = [held for held in self.held.values() if held.task_id in self.end.tasks and name in dict(
-                read_limits(self.end.tasks[held.task_id].limits))]
-            for held in leases:
+            for held in (leases := under[name]):
                 first = begun[held.granted.by, held.granted.ask.get("claim_id", id(held.granted))]
                 if since <= first and held.granted.ended <= until:
                     yield from self._find_excess(name, rules, held, leases, first)
