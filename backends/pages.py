@@ -33,6 +33,17 @@ def join_queues(counted: Iterable[tuple[Any, ...]], heads: Iterable[queries.Head
                            oldest_at=min(since, default=None))
 
 
+def narrow(bind: Callable[[Any], str], **wanted: Any) -> str:
+    """Return the conditions that columns have the values that are wanted of them, behind other conditions."""
+    return "".join(f" AND {column} = {bind(value)}" for column, value in wanted.items() if value is not None)
+
+
+def narrow_queues(of: queries.QueueFilter, bind: Callable[[Any], str]) -> str:
+    """Return what a query for a page of queues says behind its first condition."""
+    behind = "" if of.after is None else f" AND (type, lane) > ({', '.join(map(bind, of.after))})"
+    return f"{behind}{narrow(bind, type=of.type, lane=of.lane)} ORDER BY type, lane LIMIT {of.limit:d}"
+
+
 class TaskRange(NamedTuple):
     """A range of an index of tasks."""
 

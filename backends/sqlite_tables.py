@@ -788,16 +788,12 @@ class SqliteTables(pages.Pages):
 
     async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first; the single writer makes ids in the order of commits."""
-        sql, given = RECEIPTS, [tenant_id]
-        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
-                              ("receipt_type", of.receipt_type)):
-            if value is not None:
-                given.append(value)
-                sql += f" AND r.{column} = ?{len(given)}"
-        given.append(of.after or "")
-        sql += f" AND r.receipt_id > ?{len(given)}"
+        given: list[Any] = [tenant_id, of.after or ""]
+        bind = make_binder(given)
+        sql = f"{RECEIPTS} AND r.receipt_id > ?2" + pages.narrow(
+            bind, to_id=of.to and of.to.id, task_id=of.task_id, receipt_type=of.receipt_type)
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        sql = queries.page_of(sql, of.to, "r.to_kind", order, 1, of.limit, make_binder(given))
+        sql = queries.page_of(sql, of.to, "r.to_kind", order, 1, of.limit, bind)
         rows = await self._rows(sql, *given)
         return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
@@ -821,15 +817,8 @@ class SqliteTables(pages.Pages):
 
     async def find_queues(self, tenant_id: str, of: queries.QueueFilter) -> list[stored.Queue]:
         """Return a page of what lanes have now, by type."""
-        sql, given = QUEUES, list[Any]([tenant_id])
-        for column, value in (("type", of.type), ("lane", of.lane)):
-            if value is not None:
-                given.append(value)
-                sql += f" AND {column} = ?{len(given)}"
-        if of.after is not None:
-            given += of.after
-            sql += f" AND (type, lane) > (?{len(given) - 1}, ?{len(given)})"
-        counted = await self._rows(f"{sql} ORDER BY type, lane LIMIT {of.limit:d}", *given)
+        given: list[Any] = [tenant_id]
+        counted = await self._rows(QUEUES + pages.narrow_queues(of, make_binder(given)), *given)
         now = self.now()
         heads = await self.find_heads(tenant_id, [row[0] for row in counted])
         later = {lane: rest for lane, *rest in await self._rows(DELAYED, tenant_id, now)}
@@ -922,15 +911,12 @@ class SqliteTables(pages.Pages):
 
     async def find_entries(self, tenant_id: str, of: queries.EntryFilter) -> list[stored.Entry]:
         """Return a page of receipts that others stored in this ledger; arrival ids follow the order of commits."""
-        sql, given = f"SELECT {listed(stored.Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
-        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
-                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
-            if value is not None:
-                given.append(value)
-                sql += f" AND {column} = ?{len(given)}"
-        given.append(of.after or "")
-        sql += f" AND arrival > ?{len(given)}"
-        sql = queries.page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, make_binder(given))
+        given: list[Any] = [tenant_id, of.after or ""]
+        bind = make_binder(given)
+        sql = f"SELECT {listed(stored.Entry)} FROM ledger WHERE tenant_id = ?1 AND arrival > ?2" + pages.narrow(
+            bind, to_id=of.to and of.to.id, task_id=of.task_id, receipt_type=of.receipt_type,
+            asyncgate_instance=of.instance)
+        sql = queries.page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, bind)
         rows = await self._rows(sql, *given)
         return [stored.Entry(*row) for row in rows]
 

@@ -508,7 +508,7 @@ class Postgres(pages.Pages):
 
     async def _offer(self, db: pipeline.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
                      rows: list[tuple[Any, ...]], claims: int) -> bool:
-        """Offer the best claimable tasks; search further down the queues if the first ones are locked.
+        """Offer the best claimable tasks; search again, and further down the queues, if the first ones are locked.
 
         Return whether tasks were locked that are not offered, because those before them are enough.
         """
@@ -520,7 +520,8 @@ class Postgres(pages.Pages):
             db.add(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
         locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
-        while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
+        while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)
+                          or (len(rows) < head.seen and slack == SLACK)):
             slack *= 1 if head.due else 16
             text, names = sql.load((), True, portioned=is_portioned(wanted, claims))
             given = {"tenant": work.tenant_id, "skew": self.skew, "portions": 2 * claims - 1,
@@ -659,15 +660,12 @@ class Postgres(pages.Pages):
     async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first, only up to the horizon."""
         newest = await self._horizon(tenant_id, "receipts")
-        statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
         given: list[Any] = [of.after or "", newest]
-        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
-                              ("receipt_type", of.receipt_type)):
-            if value is not None:
-                given.append(value)
-                statement += f" AND r.{column} = ${len(given) + 1}"
+        bind = sql.make_binder(given)
+        statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3" + pages.narrow(
+            bind, to_id=of.to and of.to.id, task_id=of.task_id, receipt_type=of.receipt_type)
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        statement = queries.page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.make_binder(given))
+        statement = queries.page_of(statement, of.to, "r.to_kind", order, 1, of.limit, bind)
         rows = await self._read(tenant_id, statement, *given)
         return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
@@ -717,15 +715,9 @@ class Postgres(pages.Pages):
 
     async def find_queues(self, tenant_id: str, of: queries.QueueFilter) -> list[stored.Queue]:
         """Return a page of what lanes have now, by type."""
-        statement, given = sql.QUEUES, list[Any]()
-        for column, value in (("type", of.type), ("lane", of.lane)):
-            if value is not None:
-                given.append(value)
-                statement += f" AND {column} = ${len(given) + 1}"
-        if of.after is not None:
-            given += of.after
-            statement += f" AND (type, lane) > (${len(given)}, ${len(given) + 1})"
-        counted = await self._read(tenant_id, f"{statement} ORDER BY type, lane LIMIT {of.limit:d}", *given)
+        given: list[Any] = []
+        statement = sql.QUEUES + pages.narrow_queues(of, sql.make_binder(given))
+        counted = await self._read(tenant_id, statement, *given)
         now = self.now()
         heads = await self.find_heads(tenant_id, [row[0] for row in counted])
         later = {lane: rest for lane, *rest in await self._read(tenant_id, sql.DELAYED, now)}
@@ -822,13 +814,11 @@ class Postgres(pages.Pages):
 
     async def find_entries(self, tenant_id: str, of: queries.EntryFilter) -> list[stored.Entry]:
         """Return a page of the receipts that others stored in this ledger, only up to the horizon."""
-        statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
-        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
-                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
-            if value is not None:
-                given.append(value)
-                statement += f" AND {column} = ${len(given) + 1}"
-        statement = queries.page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.make_binder(given))
+        given: list[Any] = [of.after or "", await self._horizon(tenant_id, "ledger")]
+        bind = sql.make_binder(given)
+        statement = sql.ENTRIES + pages.narrow(bind, to_id=of.to and of.to.id, task_id=of.task_id,
+                                               receipt_type=of.receipt_type, asyncgate_instance=of.instance)
+        statement = queries.page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, bind)
         rows = await self._read(tenant_id, statement, *given)
         return [stored.Entry(*row) for row in rows]
 

@@ -177,6 +177,12 @@ offered AS MATERIALIZED (
         LIMIT g.most) AS s)"""
 FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
                     = g.most + :slack::bigint)"""
+# If fewer are offered, others had locked them: who is late for a row lock may find the task taken by a claim that began
+# later, and the snapshot does not have the one that came in its place.
+SEEN = """(SELECT sum(least(g.most, (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)))::bigint
+            FROM groups AS g)"""
+SEEN_OF_LANE = """(SELECT count(*) FROM (SELECT FROM asyncgate.states WHERE tenant_id = :tenant AND lane = :lane
+                                          AND status = 'queued' AND ready LIMIT :most::bigint) AS c)"""
 # Only the first delayed task is checked: clock_timestamp() is volatile, so it cannot bound an index scan.
 DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
                    WHERE tenant_id = :tenant AND status = 'queued' AND NOT ready AND held IS NULL
@@ -205,6 +211,7 @@ class Head(NamedTuple):
     pauses: str | None          # what is paused, if tasks are claimed
     due: bool                   # whether delayed tasks must be promoted
     full: bool                  # whether there may be more candidates than were read
+    seen: int                   # how many candidates there were, no more than wanted of each group
     group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
 
 
@@ -251,7 +258,8 @@ SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, {number},
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {PAUSED if claiming else 'NULL::text'}, {DUE if offered or limited else 'false'},
-             {FULL if offered and not of_lane else 'false'}) AS one{joins if rows else ''}""")
+             {FULL if offered and not of_lane else 'false'},
+             {(SEEN_OF_LANE if of_lane else SEEN) if offered else '0::bigint'}) AS one{joins if rows else ''}""")
 
 
 def read_load(rows: Fetched) -> tuple[Head, Fetched, Fetched]:

@@ -166,6 +166,45 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
     assert offered == looks[0] | looks[1]
 
 
+@pytest.mark.parametrize("types", [["demo"], ["demo", "other"]])
+async def test_a_claim_that_comes_late_to_the_last_task_of_its_snapshot_looks_again(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch, types: list[str]) -> None:
+    offer, created = backend._offer, list[str]()
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    for type in types:
+        await gate.create(type=type)
+
+    async def offered_later(*asked: Any) -> Any:
+        monkeypatch.setattr(backend, "_offer", offer)
+        created.append(await gate.create())     # committed behind the snapshot of the claim
+        return await offer(*asked)
+
+    monkeypatch.setattr(backend, "_offer", offered_later)
+    async with backend._transaction(gate.tenant_id) as db:
+        await db.fetch("SELECT FROM asyncgate.states WHERE tenant_id = $1 FOR UPDATE", gate.tenant_id)
+        late = await gate.claim("w1")
+
+    assert late is not None
+    assert [late.task_id] == created
+
+
+async def test_a_claim_that_finds_an_empty_queue_looks_once(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    await gate.create()
+    await gate.claim("w1")
+    looks, read = list[Any](), sql.read_load
+
+    def looked(rows: Any) -> Any:
+        looks.append(rows)
+        return read(rows)
+
+    monkeypatch.setattr(sql, "read_load", looked)
+
+    assert await gate.claim("w2") is None
+    assert len(looks) == 1
+
+
 # Reads.
 
 WHERE = "SELECT pg_backend_pid(), extract(epoch FROM now()), asyncgate.tenant() = $1::uuid"     # now() is its beginning

@@ -73,7 +73,7 @@ def test_a_queue_on_postgres_is_measured_beside_a_gate_on_both_databases(server:
         "AsyncGate on Postgres, 2 tenants", "pgqueuer"]
     for queue in report.queues:
         two = {(operation, 2): number for (operation, _), number in STEPS.items()}
-        assert counts(report, queue.name, "cycle") == {**STEPS, **two}
+        assert counts(report, queue.name, "cycle") == {**STEPS, **two}, queue.name
         assert counts(report, queue.name, "batch") == BATCHES
     assert [queue.server.split()[0] for queue in report.queues] == ["SQLite"] * 2 + ["Postgres"] * 3
     assert all(queue.version and queue.steps and queue.remark for queue in report.queues)
