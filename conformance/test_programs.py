@@ -725,6 +725,13 @@ class OnSides(Programs):
     run: Run
     sides: Sequence[Side]
 
+    def align(self) -> None:
+        """Begin at the same time on all sides, far from where a tick ends: the machine's clock may be set meanwhile."""
+        self.epoch = max(math.ceil(side.gates[0].now()) for side in self.sides)
+        for side in self.sides:
+            side.epoch = self.epoch
+            side.gates[0].skip(self.epoch + TICK / 3 - side.gates[0].now())
+
     def pass_time(self, seconds: int) -> None:
         self.clock += seconds
         for side in self.sides:
@@ -753,7 +760,7 @@ class OnTwoBackends(OnSides):
     def begin(self, rules: Rules) -> None:
         tenants = [str(uuid.uuid4()), str(uuid.uuid4())]
         self.sides = [Side(self.run, backend, rules, tenants) for backend in self.backends]
-        self.epoch = self.sides[0].epoch
+        self.align()
 
     def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         one, other = [side.perform(who, name, fields) for side in self.sides]

@@ -419,7 +419,7 @@ class OnEveryTongue(OnSides):
         tenants = [str(uuid.uuid4()), str(uuid.uuid4())]
         self.sides = [WireSide(self.run, gate, backend, TONGUES[name], rules, tenants)
                       for name, (gate, backend) in self.gates.items()]
-        self.epoch = self.sides[0].epoch
+        self.align()
 
     def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
         outcomes = [side.perform(who, name, fields) for side in self.sides]
