@@ -247,6 +247,8 @@ class Client:
                 call.reply, call.error = await self.exchange(operation, ask)
         except (OSError, EOFError, ValueError):
             self.close()
+        except (KeyError, TypeError) as odd:
+            raise RuntimeError(f"{operation} got an answer of no known form: {self.head!r} {self.answer!r}") from odd
         call.ended = time.time()
         self.write(call)
         return call
