@@ -18,14 +18,15 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from asyncgate import Engine
 from asyncgate.conformance.forks import ForkingPopen
 from asyncgate.conformance.harness import Gate, are_here
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
 
 KEY = "a-secret-of-the-crash-tests"
@@ -99,7 +100,8 @@ async def finish_cascades(backend: Any) -> None:
     """Do what upkeep does a while after a crash: go on with cascades that were cut off."""
     if CAN_CASCADE:
         from asyncgate.extras.families import rules
-        await rules.resume_cascades(Engine(backend), 0.0)
+        # With its extras: the children's questions end with them.
+        await rules.resume_cascades(engine_over(backend, Settings()), 0.0)
 
 
 def own_tenant() -> dict[str, Any]:

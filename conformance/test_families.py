@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncgate.conformance import load
 from asyncgate.conformance.harness import Gate, are_here, body, refused, under
 from asyncgate.parts.model import wire
 from asyncgate.parts.model.families import MOST_ENDS_TOLD
@@ -624,3 +625,20 @@ async def test_a_cascade_that_was_cut_off_is_finished_by_upkeep(gate: Gate, monk
     assert (cut_off, early, finished) == ("queued", 0, (2, 0))
     why = body(await gate.receipt(leaf, "task.canceled"))
     assert why | {"cascade_of": top, "reason": "too late", "canceled_by": {"kind": "agent", "id": "ada"}} == why
+
+
+@needs_families
+@pytest.mark.skipif(not load.CAN_ASK, reason="the extra asking is not here")
+async def test_what_finishes_a_cut_cascade_for_a_judgment_leaves_no_question_open(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = (await gate.leased("w2", type="parent")).task_id
+    offer = await gate.leased(type="child", parent_task_id=top)
+    await gate.as_worker("w1").request_input(**under(offer), key="may", message="May I?")
+    with monkeypatch.context() as broken:
+        broken.setattr(gate.engine.on, "after_call", ())
+        await gate.as_agent().cancel_task(task_id=top, cascade=True)
+
+    await load.finish_cascades(load.OneTenant(gate.backend, gate.tenant_id))
+
+    assert (await gate.task(offer.task_id)).status == "canceled"
+    assert body(await gate.receipt(offer.task_id, "input.expired")) == {"key": "may", "reason": "task_ended"}
