@@ -160,6 +160,7 @@ class Requested(NamedTuple):
     wanted: dict[frozenset[int], int]
     stopped: Any
     turns: turns.TurnsRead | None
+    skew: float
 
 
 class Postgres(pages.Pages):
@@ -449,7 +450,7 @@ class Postgres(pages.Pages):
         rows = db.add(text, *(given[name] for name in names))
         others = sql.Others(db, tenant_id, needs)
         return Requested(flight, rows, others, lanes, wanted, lanes.find_stopped(now),
-                         self._request_turns(db, flight, lanes, now))
+                         self._request_turns(db, flight, lanes, now), self.skew)
 
     def _request_turns(self, db: pipeline.Connection, flight: Flight, lanes: Lanes,
                        now: float) -> turns.TurnsRead | None:
@@ -474,7 +475,7 @@ class Postgres(pages.Pages):
     async def _load_tasks(self, db: pipeline.Connection, asked: Requested) -> tuple[Work, str | None, bool]:
         tenant_id, needs, lanes, wanted = asked.flight.tenant_id, asked.flight.needs, asked.lanes, asked.wanted
         head, named, offered = sql.read_load(asked.rows)
-        self.ahead, asked.flight.search.seconds = head.clock - self.skew - elapsed(), head.seconds
+        self.ahead, asked.flight.search.seconds = head.clock - asked.skew - elapsed(), head.seconds
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = Lanes()

@@ -66,6 +66,22 @@ async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_look
     assert lease.acquired_at == clocks[1] > clocks[0]
 
 
+async def test_a_test_that_moves_the_clock_beside_a_batch_moves_it_once(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, decide = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4())), backend._decide
+
+    async def decided_later(*asked: Any) -> Any:
+        gate.skip(300)      # the batch has read its time
+        return await decide(*asked)
+
+    await gate.create()
+    before = gate.now()
+    monkeypatch.setattr(backend, "_decide", decided_later)
+    await gate.create()
+
+    assert gate.now() - before >= 300
+
+
 @pytest.mark.parametrize("ending", ["takes nothing", "loses a race"])
 async def test_what_a_batch_had_locked_and_left_is_found_at_once(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from asyncgate.conformance.harness import Gate
 from asyncgate.extras.webhooks import Webhooks
 from asyncgate.parts.model.settings import WebhookSettings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiver import Came, Receiver
 
 STORY = ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
@@ -41,8 +42,9 @@ async def deliveries(gate: Gate, webhook_id: str, **more: Any) -> list[Any]:
 
 async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
     """Wait until something stored holds: who stores it tells nobody."""
-    while not (found := await holds()):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (found := await holds()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     return found
 
 
