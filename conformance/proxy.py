@@ -216,6 +216,8 @@ class Proxy:
         return self.trap
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.door is None:       # the loop had accepted it before the door was closed
+            return writer.transport.abort()
         link = asyncio.create_task(Link(self, (reader, writer)).run())
         self.links.add(link)
         self.clients.add(writer)

@@ -16,7 +16,9 @@ from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.faults import FAULTS, open_site
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
+from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.torture import TorturePlan, plan_faults, run_round
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 REQUEST, ANSWER = b"what is asked", b"what is answered"
@@ -24,6 +26,19 @@ REQUEST, ANSWER = b"what is asked", b"what is answered"
 
 def test_the_command_names_every_fault() -> None:
     assert NAMES.split(", ") == [*FAULTS]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_nobody_who_came_just_before_a_door_is_closed_stays_inside(turns: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        async with Proxy(server.getsockname()[1]) as proxy:
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_SECONDS) as client:
+                for _ in range(turns):      # so far has the loop come with letting it in
+                    await asyncio.sleep(0)
+                proxy.close_door()
+
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(client.recv, 1) == b""
 
 
 async def test_the_faults_of_postgres_that_no_other_test_has_lose_and_repeat_nothing_together(

@@ -97,6 +97,8 @@ class Door:
         await asyncio.gather(*self.links, return_exceptions=True)
 
     def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.server is None:     # the loop had accepted it before the door was shut
+            return writer.transport.abort()
         self.writers.append(writer)
         link = asyncio.create_task(self._carry(reader, writer))
         self.links.add(link)
