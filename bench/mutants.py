@@ -52,7 +52,8 @@ SELECTION: dict[str, tuple[str, ...]] = {
     "extras/families/rules.py": ("conformance/test_families.py",),
     "extras/asking/rules.py": ("conformance/test_asking.py",),
     "extras/output/rules.py": ("conformance/test_output.py",),
-    "parts/receipts/seals.py": ("conformance/test_seals.py", "conformance/test_archive.py"),
+    "parts/receipts/seals.py": (
+        "conformance/test_seals.py", "conformance/test_archive.py", "tests/receipts/test_seals.py"),
     "asyncgate.py": (*(f"conformance/test_{name}.py" for name in (
         "create", "claim", "complete", "fail", "cancel", "expiry", "leases", "batches", "receipts", "obligations",
         "progress", "rerun", "steps", "waiting", "parking")),
