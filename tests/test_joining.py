@@ -18,6 +18,7 @@ import yaml
 
 from asyncgate import __version__
 from asyncgate.commands.main import main
+from asyncgate.commands.torture import torture
 from tests.conftest import Node, tools_of_npm
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -108,6 +109,14 @@ def test_a_request_is_tried_by_what_the_readme_runs() -> None:
     assert f"Python {oldest} to {newest}" in (ROOT / "README.md").read_text()
 
 
+def test_each_night_runs_what_the_command_understands() -> None:
+    runs = jobs("nightly.yml")["torture"]["strategy"]["matrix"]["run"]
+
+    for run in runs:
+        torture.make_context("torture", [*run.split(), "--report", "evidence"])
+    assert "--simulate 1000000" in runs
+
+
 def test_a_release_has_everything_and_needs_no_stored_token() -> None:
     text, released = (GITHUB / "workflows" / "release.yml").read_text(), jobs("release.yml")
 
@@ -120,7 +129,7 @@ def test_a_release_has_everything_and_needs_no_stored_token() -> None:
 
 
 def test_no_step_holds_the_token_of_the_checkout() -> None:
-    for name in ("ci.yml", "release.yml"):
+    for name in ("ci.yml", "nightly.yml", "release.yml"):
         steps = [step for job in jobs(name).values() for step in job["steps"]
                  if "actions/checkout" in step.get("uses", "")]
         assert steps
