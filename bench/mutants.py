@@ -48,10 +48,12 @@ SELECTION: dict[str, tuple[str, ...]] = {
     "parts/model/limiting.py": ("conformance/test_task_limits.py", "conformance/test_task_limits_model.py"),
     "parts/model/families.py": ("conformance/test_families.py",),
     "extras/unique/rules.py": ("conformance/test_unique.py", "conformance/test_unique_model.py"),
-    "extras/limits/rules.py": ("conformance/test_task_limits.py", "conformance/test_task_limits_model.py"),
+    "extras/limits/rules.py": (
+        "conformance/test_task_limits.py", "conformance/test_task_limits_model.py", "conformance/test_explain.py",
+        "tests/extras/limits/test_limits_seen.py"),
     "extras/families/rules.py": ("conformance/test_families.py",),
     "extras/asking/rules.py": ("conformance/test_asking.py",),
-    "extras/output/rules.py": ("conformance/test_output.py",),
+    "extras/output/rules.py": ("conformance/test_output.py", "tests/extras/output/test_output_stream.py"),
     "parts/receipts/seals.py": (
         "conformance/test_seals.py", "conformance/test_archive.py", "tests/receipts/test_seals.py"),
     "asyncgate.py": (*(f"conformance/test_{name}.py" for name in (
