@@ -266,6 +266,38 @@ async def test_a_worker_stops_a_limit_for_all_and_it_goes_on_by_itself(gate: har
     assert len(await claim(gate, 10)) == 3
 
 
+async def test_a_limit_that_is_set_again_stays_stopped_until_somebody_lets_it_go_on(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="openai", concurrency_total=5)
+    for _ in range(2):
+        await gate.create(limits={"openai": ""}, retry_backoff_seconds=0)
+    [offer] = await claim(gate)
+    await gate.as_worker().fail(**harness.under(
+        offer, error="429", retryable=True, retry_after_seconds=30, stop_limit="openai"))
+
+    again = await gate.as_admin().set_limit(name="openai", concurrency_total=6)
+    [listed] = (await gate.as_admin().list_limits()).limits
+    assert await claim(gate, 10) == []
+    free = await gate.as_admin().set_limit(name="openai", concurrency_total=6, stopped_until="2020-01-01T00:00:00Z")
+
+    assert (again.stopped_by, listed.stopped_by) == (offer.task_id, offer.task_id)
+    assert again.stopped_until == listed.stopped_until is not None
+    assert (free.stopped_by, free.stopped_until) == (None, None)
+    assert len(await claim(gate, 10)) == 1, "the other one waits for its own retry"
+
+
+async def test_get_limit_names_a_hundred_holders_and_says_that_there_are_more(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="customer", concurrency_per_key=1)
+    for _ in range(2):
+        await gate.as_agent().create_tasks(tasks=[
+            {"type": "demo", "payload": None, "limits": {"customer": f"k{number}"}} for number in range(101)])
+    offers = [offer for _ in range(3) for offer in await claim(gate, 50)]
+
+    shown = await gate.as_admin().get_limit(name="customer")
+
+    assert (len(offers), shown.in_use, len(shown.holders), shown.more_holders) == (101, 101, 100, True)
+    assert shown.waiting == 101
+
+
 async def test_a_worker_stops_no_limit_that_its_task_does_not_have(gate: harness.Gate) -> None:
     await gate.create()
     [offer] = await claim(gate)
