@@ -35,11 +35,19 @@ def list_questions(gate: http.Http, who: Mapping[str, str]) -> list[dict[str, An
     while True:
         page = gate.call("list_open_obligations", **who, **since, limit=QUESTIONS_PER_CALL)
         questions += [{"task_id": row["task_id"], "from": f"{row['from']['kind']} {row['from']['id']}",
-                       "since": row["created_at"], "receipt_id": row["receipt_id"], **(row["body"] or {})}
+                       "since": row["created_at"], "receipt_id": row["receipt_id"], **read_question(gate, row, who)}
                       for row in page["open_obligations"] if row["receipt_type"] == "input.requested"]
         if len(page["open_obligations"]) < QUESTIONS_PER_CALL:
             return questions
         since = {"since_receipt_id": page["cursor"]}
+
+
+def read_question(gate: http.Http, receipt: Mapping[str, Any], who: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a question asks; its task tells it while a ledger is away that alone has the receipt's body."""
+    if receipt["body"] is not None:
+        return dict(receipt["body"])
+    questions = gate.call("list_inputs", task_id=receipt["task_id"], **who)["inputs"]
+    return next((question for question in questions if question["request_receipt_id"] == receipt["receipt_id"]), {})
 
 
 @click.command()

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncgate.clients.http import Http
+from asyncgate.conformance.ledgers import LedgerServer
 from tests.commands.test_watching import environment
 from tests.conftest import TOKEN, Live
+from tests.support.patience import poll
 
 BOSS = ["--as", "human:boss"]
 
@@ -49,6 +51,22 @@ def test_what_one_is_asked_is_listed_and_answered(start: Callable[..., Live]) ->
     with Http(gate.url, TOKEN) as http:
         (offer,) = http.call("lease_next", worker_id="w2")["tasks"]
     assert offer["inputs"]["deploy"]["content"] == {"when": "now"}
+
+
+def test_a_question_is_read_though_the_ledger_that_has_its_text_is_away(start: Callable[..., Live]) -> None:
+    with LedgerServer() as ledger:
+        gate = start("receipt_mode=memorygate_integrated", f"ledger.url={ledger.url}",
+                     f"ledger.auth_token={ledger.token}")
+        task_id = ask(gate)["task_id"]
+        with Http(gate.url, TOKEN) as http:
+            poll(lambda: http.call("health")["receipt_ledger_lag"]["waiting"] == 0)
+    with Http(gate.url, TOKEN) as http:
+        (receipt,) = http.call("list_open_obligations", principal_kind="human", principal_id="boss")["open_obligations"]
+
+    (question,) = json.loads(run(gate, "inbox", *BOSS, "--json").stdout)["questions"]
+
+    assert receipt["body"] is None
+    assert (question["task_id"], question["key"], question["message"]) == (task_id, "deploy", "Deploy it?")
 
 
 def test_half_a_name_and_what_is_not_json_are_refused(start: Callable[..., Live]) -> None:

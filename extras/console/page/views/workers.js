@@ -46,7 +46,7 @@ async function readAttempts(page) {
     const rows = receipts.reverse().filter(({from: by}) => !id || (by.kind === kind && by.id === id))
       .slice(0, SHOWN_ATTEMPTS);
     const tasks = await readTasks(page, rows.map((one) => one.task_id));
-    return {found: rows.map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at, fence: one.body.fence,
+    return {found: rows.map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at, fence: one.body?.fence,
       task_id: one.task_id, task: tasks.get(one.task_id)}))};
   } catch (problem) {
     if (problem.status === undefined || problem.status === 401) throw problem;
