@@ -62,7 +62,9 @@ SELECTION: dict[str, tuple[str, ...]] = {
         "usage", "identity", "tenants", "explain", "pausing")),
         "tests/heart/test_law.py", "tests/heart/test_attempts.py", "tests/heart/test_adding_an_operation.py"),
     "backends/sqlite_tables.py": tuple(f"conformance/test_{name}.py" for name in (
-        "create", "claim", "complete", "fail", "expiry", "lists", "receipts", "lanes", "task_limits", "unique")),
+        "create", "claim", "complete", "fail", "expiry", "lists", "receipts", "lanes", "task_limits", "unique",
+        "queues", "usage", "workers", "schedules", "erasure", "asking", "families", "output", "obligations",
+        "retention", "quotas", "tenants", "waiting")),
 }
 
 
