@@ -105,12 +105,12 @@ class Front:
             path = find_path(scope)     # with one slash more it is the same endpoint; a page's links need theirs
             if len(path) > 1 and path.endswith("/") and path[-2] != "/" and not path.startswith(("/console", "/docs")):
                 scope["path"] = scope["path"].removesuffix("/")
-            if no := self._check_site(scope):
+            if refusal := self._check_site(scope):
                 if self.opened:
-                    self.guard.refused(scope, no)
+                    self.guard.refused(scope, refusal)
                 if self.meter is not None:
-                    self.meter.note_refusal("rest", no)
-                return await self.send(send, scope, no.status, encode_json(no.body()))
+                    self.meter.note_refusal("rest", refusal)
+                return await self.send(send, scope, refusal.status, encode_json(refusal.body()))
             if scope["method"] == "OPTIONS" and "asyncgate.cors" in scope:
                 scope["asyncgate.limits"] = ()      # a preflight has no credential: nobody's calls are spent
                 return await self.send(send, scope, 204, b"", PREFLIGHT)
@@ -197,8 +197,9 @@ class Front:
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers of every answer; headers in `more` override them."""
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
-        if not counted and (no := await self.guard.passing(scope)):
-            status, body, more, type = no.status, encode_json(no.body()), self.describe_refusal(scope, no), JSON_TYPE
+        if not counted and (refusal := await self.guard.passing(scope)):
+            status, body = refusal.status, encode_json(refusal.body())
+            more, type = self.describe_refusal(scope, refusal), JSON_TYPE
         if status == HTTPStatus.TOO_MANY_REQUESTS or scope.get("asyncgate.over_limit"):
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
@@ -214,9 +215,9 @@ class Front:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def describe_refusal(self, scope: connection.Scope, no: errors.GateError) -> connection.Headers:
+    def describe_refusal(self, scope: connection.Scope, refusal: errors.GateError) -> connection.Headers:
         """Return the additional HTTP headers of a refusal."""
-        return http.make_refusal_headers(no, self.challenges.make(scope, no) if self.challenges else None)
+        return http.make_refusal_headers(refusal, self.challenges.make(scope, refusal) if self.challenges else None)
 
     def safety(self, scope: connection.Scope, own: Set[bytes]) -> connection.Headers:
         """Return the headers of every answer, except those in `own`, which the answer sets itself."""
@@ -237,7 +238,7 @@ class Front:
     async def _answer_fault(self, request: Any, error: Exception) -> Any:
         return self._make_answer(errors.log_fault(request.url.path, error))
 
-    def _make_answer(self, no: errors.GateError) -> Any:
+    def _make_answer(self, refusal: errors.GateError) -> Any:
         async def answer(scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
-            await self.send(send, scope, no.status, encode_json(no.body()))
+            await self.send(send, scope, refusal.status, encode_json(refusal.body()))
         return answer

@@ -178,14 +178,14 @@ async def wait_for_disconnect(receive: connection.Receive) -> None:
         pass
 
 
-def make_refusal_headers(no: errors.GateError, challenge: connection.Headers | None = None) -> connection.Headers:
+def make_refusal_headers(refusal: errors.GateError, challenge: connection.Headers | None = None) -> connection.Headers:
     """Return the additional HTTP headers of a refusal; a gate with an authorization server has its own `challenge`."""
     more = list(challenge or ())
-    if isinstance(no, errors.Unauthenticated) and not challenge:
-        more.append((b"www-authenticate", no.challenge.encode()))
-    if "allow" in no.more:
-        more.append((b"allow", ", ".join(no.more["allow"]).encode()))
-    if "retry_after" in no.more:
-        more.append((b"retry-after", b"%d" % no.more["retry_after"]))
+    if isinstance(refusal, errors.Unauthenticated) and not challenge:
+        more.append((b"www-authenticate", refusal.challenge.encode()))
+    if "allow" in refusal.more:
+        more.append((b"allow", ", ".join(refusal.more["allow"]).encode()))
+    if "retry_after" in refusal.more:
+        more.append((b"retry-after", b"%d" % refusal.more["retry_after"]))
     return more
 

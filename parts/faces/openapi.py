@@ -265,8 +265,8 @@ class ServedDocument:
         if scope["method"] in ("GET", "HEAD"):
             text, more = self.made()
             return await self.send(send, scope, 200, text, more, self.kind)
-        no = f"{scope['path']} does not support {scope['method']}"
-        problem = {"error": "method_not_allowed", "message": no, "detail": no, "allow": ["GET", "HEAD"]}
+        message = f"{scope['path']} does not support {scope['method']}"
+        problem = {"error": "method_not_allowed", "message": message, "detail": message, "allow": ["GET", "HEAD"]}
         await self.send(send, scope, 405, msgspec.json.encode(problem), [(b"allow", b"GET, HEAD")])
 
 

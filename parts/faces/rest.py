@@ -39,9 +39,9 @@ class Endpoint:
             await self._answer(scope, receive, send)
             return
         with tracing.serve_http(scope["method"], self.path, find_trace(scope["headers"])) as span:
-            no, reply = await self._answer(scope, receive, send)
+            refusal, reply = await self._answer(scope, receive, send)
             tracing.note_served(span, self._name_called(scope), scope.get("asyncgate.ask"), reply)
-            tracing.note_status(span, no, 204 if reply is None else 200)
+            tracing.note_status(span, refusal, 204 if reply is None else 200)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[errors.GateError | None, Any]:
         """Answer one request; return its refusal, or its reply."""

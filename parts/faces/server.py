@@ -744,10 +744,10 @@ class Http(HttpToolsProtocol):
 
     def _make_room(self, places: int) -> None:
         """Close the connections that have been idle longest, so that idle clients do not block others."""
-        others: list[Any] = [one for one in self.connections if one is not self]
-        for one in sorted(filter(methodcaller("is_idle"), others), key=attrgetter("idle_since"))[:places]:
-            self.connections.discard(one)
-            one.transport.close()
+        others: list[Any] = [other for other in self.connections if other is not self]
+        for idle in sorted(filter(methodcaller("is_idle"), others), key=attrgetter("idle_since"))[:places]:
+            self.connections.discard(idle)
+            idle.transport.close()
 
     def is_idle(self) -> bool:
         """Whether this connection has no running request."""

@@ -44,20 +44,21 @@ class Doorkeeper(Protocol):
     async def sign_out(self, scope: Scope, everywhere: bool) -> Headers:
         """End the session of a request, or all sessions of its credential; return what drops the cookie."""
 
-    def refused(self, scope: Scope, no: errors.GateError, ask: wire.Ask | None = None) -> None:
+    def refused(self, scope: Scope, refusal: errors.GateError, ask: wire.Ask | None = None) -> None:
         """Audit the refusal of a request if it concerns security."""
 
-    def refused_call(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
+    def refused_call(self, caller: Caller, refusal: errors.GateError, operation: str,
+                     ask: wire.Ask | None = None) -> None:
         """Audit the refusal of one call in a request that may contain several."""
 
 
 class Meter(Protocol):
     """Counts what the faces answer."""
 
-    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: errors.GateError | None) -> None:
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, refusal: errors.GateError | None) -> None:
         """Count a call that was answered with a reply or a refusal; `begun` is a time of `perf_counter`."""
 
-    def note_refusal(self, face: str, no: errors.GateError) -> None:
+    def note_refusal(self, face: str, refusal: errors.GateError) -> None:
         """Count a request that was refused before its operation was known, unless that is counted already."""
 
 
@@ -90,7 +91,7 @@ class Serving(Protocol):
                    type: tuple[bytes, bytes] = ...) -> None:
         """Send a complete answer with the security headers."""
 
-    def describe_refusal(self, scope: Scope, no: errors.GateError) -> Headers:
+    def describe_refusal(self, scope: Scope, refusal: errors.GateError) -> Headers:
         """Return the additional HTTP headers of a refusal."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:

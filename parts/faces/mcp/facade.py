@@ -574,8 +574,8 @@ class Facade:
             return await self._error(scope, send, NULL, jsonrpc.PARSE_ERROR, wrong)
         id = message.members.get("id", NULL)
         if message.method not in ("tools/list", "tools/call"):
-            no = errors.InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
-            return await self._error(scope, send, id, jsonrpc.UNKNOWN_METHOD, no)
+            refusal = errors.InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
+            return await self._error(scope, send, id, jsonrpc.UNKNOWN_METHOD, refusal)
         result = await self._bare_result(scope, receive, message)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
@@ -603,15 +603,15 @@ class Facade:
         return {**_members(reply), **tools.make_result(reply)}
 
     async def _error(self, scope: connection.Scope, send: connection.Send, id: msgspec.Raw, code: int,
-                     no: errors.GateError,
+                     refusal: errors.GateError,
                      status: int | None = None) -> None:
         """Answer a failure: an integer code for JSON-RPC, and in `data` the error code that every façade uses."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
-        error = {"code": code, "message": str(no), "data": {**tools.make_refusal_data(no), **unknown}}
+        error = {"code": code, "message": str(refusal), "data": {**tools.make_refusal_data(refusal), **unknown}}
         # Some workers ignore the body: they stop at 4xx and retry other failures, even with status 200.
-        status = status or (no.status if 400 <= no.status < 500 and no.status not in PASSING else 200)
+        status = status or (refusal.status if 400 <= refusal.status < 500 and refusal.status not in PASSING else 200)
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
-                             [*self.gate.describe_refusal(scope, no), *make_warning_headers(scope)])
+                             [*self.gate.describe_refusal(scope, refusal), *make_warning_headers(scope)])
 
 
 async def parse_message(body: bytes) -> JsonRpcMessage:

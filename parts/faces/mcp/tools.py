@@ -266,15 +266,15 @@ def allow_null(schema: JsonObject) -> JsonObject:
 # Answers.
 
 
-def describe_refusal(no: errors.GateError) -> JsonObject:
+def describe_refusal(refusal: errors.GateError) -> JsonObject:
     """Return the code of a refusal, and whether the same call may succeed later."""
-    later = {"retry_after": no.more["retry_after"]} if "retry_after" in no.more else {}
-    return {"code": no.code, "retryable": no.status in (408, 429, 503), **later}
+    later = {"retry_after": refusal.more["retry_after"]} if "retry_after" in refusal.more else {}
+    return {"code": refusal.code, "retryable": refusal.status in (408, 429, 503), **later}
 
 
-def make_refusal_data(no: errors.GateError) -> JsonObject:
+def make_refusal_data(refusal: errors.GateError) -> JsonObject:
     """Return all members of a refusal, for the data of a JSON-RPC error."""
-    return {**no.body(), **describe_refusal(no)}
+    return {**refusal.body(), **describe_refusal(refusal)}
 
 
 def make_result(reply: bytes, *, once: bool = False) -> JsonObject:
@@ -284,7 +284,7 @@ def make_result(reply: bytes, *, once: bool = False) -> JsonObject:
     return {"content": [text], **again, "isError": False}
 
 
-def make_refusal_result(no: errors.GateError) -> JsonObject:
+def make_refusal_result(refusal: errors.GateError) -> JsonObject:
     """Wrap a refusal; it has no structuredContent, because some clients would check that against the output schema."""
-    return {"content": [{"type": "text", "text": encode_json(no.body()).decode()}], "isError": True,
-            "_meta": {"asyncgate/error": describe_refusal(no)}}
+    return {"content": [{"type": "text", "text": encode_json(refusal.body()).decode()}], "isError": True,
+            "_meta": {"asyncgate/error": describe_refusal(refusal)}}
