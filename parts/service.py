@@ -48,7 +48,7 @@ class Service(Extension):
                  end_streams: Callable[[], None] = lambda: None) -> None:
         self.engine, self.traffic, self.end_streams = engine, traffic or Traffic(), end_streams
         self.since: float | None = None         # when draining began, by the database's clock
-        self.found, self.found_at = Findings(), -math.inf
+        self.findings, self.found_at = Findings(), -math.inf
         self.looking: asyncio.Task[None] | None = None
 
     def hear_news(self, news: News) -> None:
@@ -61,7 +61,7 @@ class Service(Extension):
         if asyncio.get_running_loop().time() - self.found_at > self.FRESH_SECONDS:
             self.looking = self.looking or asyncio.create_task(self._look())
             await asyncio.shield(self.looking)      # whoever asked first may hang up, the others still wait
-        findings, draining = self.found, self.since is not None
+        findings, draining = self.findings, self.since is not None
         well = findings.migrated and findings.database and findings.joined
         return wire_admin.Readiness(well and not draining, findings.migrated, findings.database, findings.joined,
                                     draining)
@@ -69,11 +69,11 @@ class Service(Extension):
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(self.PATIENCE_SECONDS):
-                self.found = await look_at(self.engine)
+                self.findings = await look_at(self.engine)
         except Exception as error:
             why = str(error) or type(error).__name__
             log.warning("not ready: the database does not answer: %s", why, extra=OFTEN)
-            self.found = Findings()
+            self.findings = Findings()
         finally:
             self.found_at, self.looking = asyncio.get_running_loop().time(), None
 

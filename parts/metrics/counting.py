@@ -66,26 +66,26 @@ class Metrics(Extension):
 
     # What the faces tell.
 
-    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: errors.GateError | None) -> None:
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, refusal: errors.GateError | None) -> None:
         """Count a call of an operation, with its time, its refusal, and what a claim has found."""
         numbers, seconds = self.numbers, perf_counter() - begun
-        numbers.requests[face, operation, "2xx" if no is None else CLASSES[no.status // 100]] += 1
+        numbers.requests[face, operation, "2xx" if refusal is None else CLASSES[refusal.status // 100]] += 1
         numbers.durations[operation,].add(seconds)
-        if no is not None:
-            no.counted = True
-            numbers.refusals[operation, no.code] += 1
+        if refusal is not None:
+            refusal.counted = True
+            numbers.refusals[operation, refusal.code] += 1
         if (tasks := CLAIMS.get(operation)) is not None:
             offers = getattr(reply, tasks) if tasks and reply is not None else reply
-            result = "refused" if no else "leased" if offers else "empty"
+            result = "refused" if refusal else "leased" if offers else "empty"
             numbers.claims[result,] += 1
             numbers.claim_durations[result,].add(seconds)
 
-    def note_refusal(self, face: str, no: errors.GateError) -> None:
+    def note_refusal(self, face: str, refusal: errors.GateError) -> None:
         """Count a request that was refused before its operation was known."""
-        if not no.counted:
-            no.counted = True
-            self.numbers.requests[face, OTHER, CLASSES[no.status // 100]] += 1
-            self.numbers.refusals[OTHER, no.code] += 1
+        if not refusal.counted:
+            refusal.counted = True
+            self.numbers.requests[face, OTHER, CLASSES[refusal.status // 100]] += 1
+            self.numbers.refusals[OTHER, refusal.code] += 1
 
     # What the engine tells.
 

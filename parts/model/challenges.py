@@ -22,15 +22,15 @@ class Challenges:
         parts = urlsplit(issuer)
         self.metadata = f"{parts.scheme}://{parts.netloc}{RESOURCE_METADATA}{parts.path}"
 
-    def make(self, scope: Scope, no: errors.GateError) -> Headers:
+    def make(self, scope: Scope, refusal: errors.GateError) -> Headers:
         """Return the challenge of a refusal, if it has one."""
         caller: Caller | None = scope.get("asyncgate.caller")
-        if isinstance(no, errors.Unauthenticated):     # it names an error only if a credential was sent
-            error = f"{no.challenge}," if "=" in no.challenge else no.challenge
+        if isinstance(refusal, errors.Unauthenticated):     # it names an error only if a credential was sent
+            error = f"{refusal.challenge}," if "=" in refusal.challenge else refusal.challenge
             return [(b"www-authenticate", f"{error} {self._about(scope, COMMON_SCOPES)}".encode())]
-        if lacks_scopes(no, caller):
+        if lacks_scopes(refusal, caller):
             assert caller is not None
-            named = self._about(scope, sorted(caller.scopes | find_least_scopes(no)))
+            named = self._about(scope, sorted(caller.scopes | find_least_scopes(refusal)))
             return [(b"www-authenticate", f'Bearer error="insufficient_scope", {named}'.encode())]
         return []
 
@@ -40,15 +40,16 @@ class Challenges:
         return f'resource_metadata="{self.metadata}{mount}", scope="{" ".join(scopes)}"'
 
 
-def lacks_scopes(no: errors.GateError, caller: Caller | None) -> bool:
+def lacks_scopes(refusal: errors.GateError, caller: Caller | None) -> bool:
     """Whether a caller with an access token could go on with another one; an issued key gets no more scopes."""
-    return isinstance(no, errors.Forbidden) and bool(no.scopes) and caller is not None and caller.token is not None
+    has_token = caller is not None and caller.token is not None
+    return has_token and isinstance(refusal, errors.Forbidden) and bool(refusal.scopes)
 
 
-def find_least_scopes(no: errors.GateError) -> frozenset[str]:
+def find_least_scopes(refusal: errors.GateError) -> frozenset[str]:
     """Return what a refused operation needs, without the rights of an admin where it can be had without them.
 
     With the scopes that the token has, this is the list of a new one: some programs ask only for what they are told.
     """
-    wanted = no.scopes if isinstance(no, errors.Forbidden) else frozenset()
+    wanted = refusal.scopes if isinstance(refusal, errors.Forbidden) else frozenset()
     return wanted.intersection(COMMON_SCOPES) or wanted & {"admin:read"} or wanted

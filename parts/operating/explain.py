@@ -79,7 +79,7 @@ class Facts(Struct, kw_only=True):
     pauses: tuple[Pause, ...] = ()              # what is paused in the tenant
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[stored.Outgoing] = []
-    said: stored.Receipt | None = None                 # how its last attempt failed, or who canceled it
+    receipt: stored.Receipt | None = None              # how its last attempt failed, or who canceled it
     may: frozenset[str] = frozenset()           # operations that the caller may call
 
     @property
@@ -300,7 +300,7 @@ def explain_backoff(at: Facts) -> wire_workers.Cause | None:
     """Its last attempt failed, and the next one has to wait."""
     if not is_delayed(at) or at.lease is None or at.lease.ending != "failed":
         return None
-    error = read_body(at.said).get("error") if at.said and at.said.lease_id == at.lease.lease_id else None
+    error = read_body(at.receipt).get("error") if at.receipt and at.receipt.lease_id == at.lease.lease_id else None
     why = f": {words.cut_line(find_message(error), MOST_SAID)}" if error else ""
     return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed{why}; it is offered "
                       "to workers again", find_message(error) if error else None)
@@ -310,7 +310,7 @@ def explain_park(at: Facts) -> wire_workers.Cause | None:
     """Its worker gave it back until a time."""
     if not is_delayed(at) or at.lease is None or at.lease.ending != "released":
         return None
-    reason = read_body(at.said).get("why") if at.said and at.said.lease_id == at.lease.lease_id else None
+    reason = read_body(at.receipt).get("why") if at.receipt and at.receipt.lease_id == at.lease.lease_id else None
     why = f": {words.cut_line(reason, MOST_SAID)}" if reason else ""
     until = f"{to_utc(at.task.next_eligible_at or at.now):%Y-%m-%d %H:%M:%S} UTC"
     return make_delay(at, "parked", f"{at.lease.worker} parked it until {until}{why}; it is offered to workers again",
@@ -549,14 +549,14 @@ def tell_failure(at: Facts, ago: str, evidence: wire_workers.Evidence) -> wire_w
 
 def tell_cancellation(at: Facts, ago: str, evidence: wire_workers.Evidence) -> wire_workers.Cause:
     """Make the cause of a task that was canceled: by whom, and why."""
-    reason: str | None = read_body(at.said).get("reason") if at.said else None
-    by = f" by {at.said.sender}" if at.said else ""
-    if (newer := read_body(at.said).get("superseded_by") if at.said else None) is not None:
+    reason: str | None = read_body(at.receipt).get("reason") if at.receipt else None
+    by = f" by {at.receipt.sender}" if at.receipt else ""
+    if (newer := read_body(at.receipt).get("superseded_by") if at.receipt else None) is not None:
         by += f", because task {newer} took its place"
-    unsaid = "; no reason was given" if at.said and at.said.body and newer is None else ""
+    unsaid = "; no reason was given" if at.receipt and at.receipt.body and newer is None else ""
     message = f": {words.cut_line(reason, MOST_SAID)}" if reason else unsaid
-    evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
-                       receipt_ids=[at.said.receipt_id] if at.said else None)
+    evidence = replace(evidence, by=at.receipt.sender if at.receipt else None, reason=reason and reason[:MOST_REASON],
+                       receipt_ids=[at.receipt.receipt_id] if at.receipt else None)
     return make_cause(at, "ended", f"It was canceled {ago}{by}{message}.", evidence,
                       ("get_task_history", "see what happened to it before"))
 
@@ -640,7 +640,7 @@ async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.Explain
     if not caller.sees_all and not snapshot[0].owner.same(caller.principal):
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
     facts = await read_facts(engine, caller, *snapshot)
-    facts.said = await read_said(engine, caller.tenant_id, facts)
+    facts.receipt = await read_receipt(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
     return wire_workers.Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence,
                                     first.next, also, to_utc(facts.now), describe_origin(facts.task))
@@ -679,7 +679,7 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
     return facts
 
 
-async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> stored.Receipt | None:
+async def read_receipt(engine: Engine, tenant_id: str, facts: Facts) -> stored.Receipt | None:
     """Return the receipt that says how the last lease of a waiting task was given up, or who canceled it."""
     last = facts.task.status if facts.task.status != "queued" or facts.lease is None else facts.lease.ending
     type = {"failed": FAILED, "released": EXPIRED, "canceled": CANCELED}.get(last)

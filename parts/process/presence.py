@@ -213,7 +213,7 @@ def add_claims(known: stored.Presence, claims: list[stored.Claimed]) -> stored.P
         return known
     kept, letters = list[stored.Claimed](), 0
     for claim in sorted((*claims, *decode_claims(known.claims)), key=lambda claim: -claim.at):
-        if any(claim.profile == one.profile for one in kept):
+        if any(claim.profile == later.profile for later in kept):
             continue
         letters += claim.letters
         if not kept or letters <= PROFILE_LETTERS:

@@ -111,17 +111,17 @@ class Tracing:
         for link in self._links(offer.traceparent or None for offer in offers):
             span.add_link(link.context)
 
-    def note_status(self, span: Span, no: errors.GateError | None, status: int) -> None:
+    def note_status(self, span: Span, refusal: errors.GateError | None, status: int) -> None:
         """Add the status of an HTTP answer."""
-        span.set_attribute("http.response.status_code", no.status if no else status)
-        if no is not None:
-            self.note_refusal(span, no)
+        span.set_attribute("http.response.status_code", refusal.status if refusal else status)
+        if refusal is not None:
+            self.note_refusal(span, refusal)
 
-    def note_refusal(self, span: Span, no: errors.GateError) -> None:
+    def note_refusal(self, span: Span, refusal: errors.GateError) -> None:
         """Add a refusal to a span; only what the server could not do is an error of the server."""
-        span.set_attribute("asyncgate.refusal", no.code)
-        if no.status >= 500:
-            self.note_error(span, no.code)
+        span.set_attribute("asyncgate.refusal", refusal.code)
+        if refusal.status >= 500:
+            self.note_error(span, refusal.code)
 
     def note_error(self, span: Span, code: str) -> None:
         """Mark a span as failed."""

@@ -83,7 +83,7 @@ class SealChain:
         self.head = START
         self.late: dict[str, stored.Seal] = {}             # the seal of each receipt that a seal lists
         self.listed: dict[str, stored.Seal] = {}           # those seals by id
-        self.found: dict[str, bytes] = {}           # digests of listed receipts
+        self.digests: dict[str, bytes] = {}         # of listed receipts
         self.at = 0                                 # index of the current range in `ranges`
         self.pending: list[tuple[str, bytes]] = []  # receipts seen in that range
         self.seen, self.unsealed, self.before = 0, 0, ""
@@ -122,7 +122,7 @@ class SealChain:
             return
         self.before = receipt_id
         if receipt_id in self.late:
-            self.found[receipt_id] = digest
+            self.digests[receipt_id] = digest
             return
         while self.at < len(self.ranges) and receipt_id > self.ranges[self.at].last_id:
             self._finish()
@@ -137,7 +137,7 @@ class SealChain:
             self._finish()
         for seal in self.listed.values():
             ids = self._listed(seal)
-            held = [(id, self.found[id]) for id in ids if id in self.found]
+            held = [(id, self.digests[id]) for id in ids if id in self.digests]
             if hash_digests([digest for _, digest in held]) != seal.digest:
                 self.problems += find_differences(seal, held, ids)
         return self.problems
@@ -159,8 +159,8 @@ def find_differences(seal: stored.Seal, held: list[tuple[str, bytes]], ids: list
     sealed = [marks[at:at + MARK] for at in range(0, len(marks), MARK)]
     if ids is not None:
         return find_listed_differences(seal, dict(held), list(zip(ids, sealed, strict=False)))
-    found = [digest[:MARK] for _, digest in held]
-    steps = SequenceMatcher(None, sealed, found, autojunk=False).get_opcodes()
+    present = [digest[:MARK] for _, digest in held]
+    steps = SequenceMatcher(None, sealed, present, autojunk=False).get_opcodes()
     told = list(chain.from_iterable(
         describe_step(seal, held, was, now) for what, *at in steps if what != "equal"
         for was, now in [((at[0], at[1]), (at[2], at[3]))]))
