@@ -319,7 +319,7 @@ class Attempts:
     """
 
     def __init__(self, op: CallSpec, fields: dict[str, Any], patience_seconds: float) -> None:
-        self.op, self.said, self.began, self.count = op, fields, time.monotonic(), 0
+        self.op, self.request, self.began, self.count = op, fields, time.monotonic(), 0
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
         self.last: Exception | None = None
@@ -328,9 +328,9 @@ class Attempts:
     def fields(self) -> dict[str, Any]:
         """Return the request; a repeated one asks the gate to wait only for the time that is left."""
         if self.count == 0 or not self.waits:
-            return self.said
+            return self.request
         left = self.waits - (time.monotonic() - self.began)
-        return {**self.said, "wait_seconds": max(round(left, 3), 0.0)}
+        return {**self.request, "wait_seconds": max(round(left, 3), 0.0)}
 
     def pause(self, error: http.Refusal | http.Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error if none is allowed."""

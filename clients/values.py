@@ -107,7 +107,7 @@ def find_custom(shape: Any, seen: list[Any]) -> type[Any] | None:
     """Return the first class in a shape that neither msgspec nor pydantic knows."""
     if isinstance(shape, shapes.CustomType):
         return None if shape.cls is object or is_model(shape.cls) else shape.cls
-    if any(shape is one for one in seen):
+    if any(shape is earlier for earlier in seen):
         return None
     seen.append(shape)
     inner = [getattr(shape, name, None) for name in ("item_type", "key_type", "value_type", "type")]

@@ -555,12 +555,12 @@ def is_hopeless(error: Exception) -> bool:
     return isinstance(error, http.WrongAddress | http.NotAGate)
 
 
-def make_failure(letter: Letter, no: http.Refusal) -> Letter:
+def make_failure(letter: Letter, refusal: http.Refusal) -> Letter:
     """Turn a result that the gate refuses for good into a failure that says so."""
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}
     what = {"complete": "result", "fail": "error"}.get(letter.operation, "checkpoint")
-    error = {"code": no.code, "message": f"the gate refused the {what}: {no}"}
+    error = {"code": refusal.code, "message": f"the gate refused the {what}: {refusal}"}
     return Letter("fail", {"retryable": False, **kept, "error": error}, letter.why)
 
 

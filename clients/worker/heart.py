@@ -172,16 +172,16 @@ class Heart:
         pulse.grace_seconds = 0.0
         return reply
 
-    def _refused(self, pulse: Pulse, operation: str, no: Refusal, told: Any) -> None:
-        if no.code in (GONE, "task_not_found"):
-            self._end(pulse, str(no.more.get("reason", "unknown")))
-        elif is_temporary(no):
-            self._rest(pulse, no.retry_after or 1.0)
+    def _refused(self, pulse: Pulse, operation: str, refusal: Refusal, told: Any) -> None:
+        if refusal.code in (GONE, "task_not_found"):
+            self._end(pulse, str(refusal.more.get("reason", "unknown")))
+        elif is_temporary(refusal):
+            self._rest(pulse, refusal.retry_after or 1.0)
         elif operation == "report_progress":
-            log.warning("task %s: the gate refused its progress: %s", pulse.under["task_id"], no)
-            self._heard(pulse, told, no)
+            log.warning("task %s: the gate refused its progress: %s", pulse.under["task_id"], refusal)
+            self._heard(pulse, told, refusal)
         else:       # it cannot be renewed any more, but it lasts until its end
-            log.warning("task %s: %s", pulse.under["task_id"], no)
+            log.warning("task %s: %s", pulse.under["task_id"], refusal)
             pulse.renew_at, pulse.running = pulse.until, True
 
     def _rest(self, pulse: Pulse, seconds: float) -> None:
@@ -197,11 +197,11 @@ class Heart:
             pulse.lost(reason)
 
 
-def is_away(no: Refusal) -> bool:
+def is_away(refusal: Refusal) -> bool:
     """Whether a refusal says that the gate serves nobody."""
-    return no.status >= 500 or no.code == "unexpected_answer"
+    return refusal.status >= 500 or refusal.code == "unexpected_answer"
 
 
-def is_temporary(no: Refusal) -> bool:
+def is_temporary(refusal: Refusal) -> bool:
     """Whether a refusal may go away: it is about the gate's or the credential's state, not about the request."""
-    return no.status in (401, 403, 408, 425, 429) or is_away(no)
+    return refusal.status in (401, 403, 408, 425, 429) or is_away(refusal)

@@ -97,8 +97,8 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
             outgoing.check_headers(payload.headers)
             return describe_answer(await client.get(payload.url, headers=payload.headers))
         except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.TooManyRedirects,
-                httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as no:
-            raise Fail(str(no), code="barred" if isinstance(no, outgoing.Barred) else "not_fetched") from None
+                httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as error:
+            raise Fail(str(error), code="barred" if isinstance(error, outgoing.Barred) else "not_fetched") from None
         except httpx2.TransportError as error:
             raise Retry(str(error) or type(error).__name__, code="unreachable") from None
 
