@@ -263,7 +263,7 @@ TERMINATES = {
     "schedule.created": frozenset({"schedule.deleted"}),
     "input.requested": frozenset({"input.answered", "input.expired"})}
 DISCHARGING = frozenset().union(*TERMINATES.values())
-RECEIPT_TYPES = tuple(sorted({one.type for one in (
+RECEIPT_TYPES = tuple(sorted({kind.type for kind in (
     ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
     ACKNOWLEDGED, SCHEDULED, UNSCHEDULED, INPUT_REQUESTED, INPUT_ANSWERED, INPUT_EXPIRED, AMENDED)}))
 
@@ -908,9 +908,9 @@ class Engine:
             roles = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
             raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", roles)
         scope = " or ".join(sorted(op.scopes))
-        no = forbid_scope(caller, f"{op.name} needs the scope {scope}", scope)
-        no.scopes = op.scopes
-        raise no
+        refusal = forbid_scope(caller, f"{op.name} needs the scope {scope}", scope)
+        refusal.scopes = op.scopes
+        raise refusal
 
     def check_tenant(self, caller: Caller, tenant_id: str) -> None:
         """Accept a request that names the credential's own tenant, and refuse any other tenant (21.3.1)."""

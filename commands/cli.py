@@ -100,11 +100,11 @@ def write_sections(group: click.Group, ctx: click.Context, formatter: click.Help
     wide = max(map(len, [*tools, *others]))
     calls = f"Operations (call the gate at --url, ASYNCGATE_URL or {DEFAULT_URL})"
     for title, names in {**SECTIONS, "More": more, calls: operations}.items():
-        found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
-        if found:
+        rows = [(name, command) for name in names if (command := group.get_command(ctx, name))]
+        if rows:
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{wide}}", calling.shorten_help(one, formatter.width - wide - 6)) for name,
-                                    one in found])
+                formatter.write_dl([(f"{name:{wide}}", calling.shorten_help(command, formatter.width - wide - 6))
+                                    for name, command in rows])
     formatter.write_paragraph()
     formatter.write_text(calling.EXIT_STATUS)
 

@@ -243,14 +243,14 @@ class PartialArchive:
         state, kind = self.state, page.kind
         if page.is_first or kind not in state.kinds:
             state.kinds[kind] = ExportedKind(kind, page.purpose, page.left_out, page.read_at, page.read_at)
-        one = state.kinds[kind]
-        with open(self.folder / one.name, "ab", opener=open_private) as file:
-            file.truncate(one.bytes)        # what a killed export has written and not counted
+        exported = state.kinds[kind]
+        with open(self.folder / exported.name, "ab", opener=open_private) as file:
+            file.truncate(exported.bytes)        # what a killed export has written and not counted
             for row in page.rows:
-                one.bytes += file.write(bytes(msgspec.json.format(row, indent=-1)) + b"\n")
+                exported.bytes += file.write(bytes(msgspec.json.format(row, indent=-1)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        one.rows, one.read_to = one.rows + len(page.rows), page.read_at
+        exported.rows, exported.read_to = exported.rows + len(page.rows), page.read_at
         state.begun_at, state.tenant, state.principal = page.begun_at, page.tenant, page.principal
         state.expected, state.cursor, state.whole = page.kinds, page.next_cursor, page.next_cursor is None
         self._write(STATE_FILE, msgspec.json.encode(state))

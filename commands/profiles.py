@@ -74,15 +74,15 @@ def choose_connection(name: str | None, url: str | None, token: str | None) -> C
         raise ValueError("a profile contains URL and credential: give --profile, or --url and --token")
     if url or token:
         return Connection(url, token)
-    said = name or os.environ.get("ASYNCGATE_PROFILE")
-    if not said and (os.environ.get("ASYNCGATE_URL") or os.environ.get("ASYNCGATE_API_KEY")
-                     or os.environ.get("ASYNCGATE_API_KEY_FILE")):
+    chosen = name or os.environ.get("ASYNCGATE_PROFILE")
+    if not chosen and (os.environ.get("ASYNCGATE_URL") or os.environ.get("ASYNCGATE_API_KEY")
+                       or os.environ.get("ASYNCGATE_API_KEY_FILE")):
         return Connection(None, None)
     kept = read_profiles()
-    if said and said not in kept:
-        raise ValueError(f"there is no profile {said!r}{format_others(kept)}; "
-                         f"create it: asyncgate login --profile {said}")
-    profile = kept.get(said or DEFAULT_PROFILE)
+    if chosen and chosen not in kept:
+        raise ValueError(f"there is no profile {chosen!r}{format_others(kept)}; "
+                         f"create it: asyncgate login --profile {chosen}")
+    profile = kept.get(chosen or DEFAULT_PROFILE)
     if profile is None:
         return Connection(None, None)
     if profile.plain_http:

@@ -176,7 +176,7 @@ def show_block(reply: Mapping[str, Any]) -> None:
         return draw_block(rows, console())
     longest = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        click.echo(f"{name:{longest}}  {format_cell(value, '')}")
+        click.echo(f"{name:{longest}}  {format_cell(value, shows_false=True)}")
 
 
 def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
@@ -188,7 +188,7 @@ def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     for name, value in rows:
-        text = format_cell(value, "")
+        text = format_cell(value, shows_false=True)
         grid.add_row(name, Text(cut_text(text), STYLES.get(text, "")))
     on.print(grid)
 
@@ -222,9 +222,9 @@ def split_traceback(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f"{name}.traceback" if at == 0 else "", line) for at, line in enumerate(trace.split("\n")))
 
 
-def format_cell(value: Any, no: str | None = None) -> str:
-    """Format a value in one line: a principal as its name, other objects as JSON, false as `no` if given."""
-    if value is None or (value is False and no is None):
+def format_cell(value: Any, *, shows_false: bool = False) -> str:
+    """Format a value in one line: a principal as its name, other objects as JSON, false only if asked."""
+    if value is None or (value is False and not shows_false):
         return ""
     if isinstance(value, str):
         moment = TIME.fullmatch(value)

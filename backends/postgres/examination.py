@@ -120,15 +120,15 @@ async def judge_role(db: Any, database: DatabaseSettings) -> list[findings.Findi
 async def judge_durability(db: Any) -> list[findings.Finding]:
     """Return the settings of the server under which what was acknowledged can be lost."""
     off = [name for name in DURABLE if await db.fetchval(f"SHOW {name}") == "off"]
-    found = [findings.alarm(f"{name} is off in Postgres: {DURABLE[name]}",
+    flaws = [findings.alarm(f"{name} is off in Postgres: {DURABLE[name]}",
                             f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf(); and see that no role or database "
                             "sets it")
              for name in off]
     if await db.fetchval("SELECT pg_is_in_recovery()"):
-        found.append(findings.alarm("this Postgres is a standby, which takes no writes",
+        flaws.append(findings.alarm("this Postgres is a standby, which takes no writes",
                                     "name the primary in database.url, or all hosts with "
                                     "target_session_attrs=read-write"))
-    return found or [findings.all_well("Postgres keeps what was acknowledged (fsync, synchronous_commit)")]
+    return flaws or [findings.all_well("Postgres keeps what was acknowledged (fsync, synchronous_commit)")]
 
 
 async def judge_connections(db: Any, database: DatabaseSettings) -> list[findings.Finding]:
@@ -189,10 +189,10 @@ async def judge_grants(db: Any) -> list[findings.Finding]:
 async def judge_instances(db: Any, settings: Settings) -> list[findings.Finding]:
     """Return which gates died, and which tasks nobody looks after."""
     living = [row[0] for row in await db.fetch(LIVING)]
-    found = [findings.note(
+    silent = [findings.note(
         f"the gate {name} gave its last sign {say_length(seconds)} ago and did not stop in order; others "
         "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
-             for name, seconds in await db.fetch(GONE)]
+              for name, seconds in await db.fetch(GONE)]
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     late, what = None, "a lease"
     if (row := await db.fetchrow(SOONEST)) is not None and row[0] < now:
@@ -200,7 +200,7 @@ async def judge_instances(db: Any, settings: Settings) -> list[findings.Finding]
         if (held := await db.fetchrow(OWNING_GATE, row[1], row[2])) is not None and held[1] is not None:
             gone = "" if held[0] in living else ", which is gone and whose tasks nobody adopts"
             late, what = now - held[1], f"the lease of task {row[2]} of the gate {held[0]}{gone}"
-    return [*found, *judged.judge_overdue(late, what, ", ".join(living), settings),
+    return [*silent, *judged.judge_overdue(late, what, ", ".join(living), settings),
             findings.all_well(f"gates that serve this database: {len(living)}")]
 
 
@@ -212,12 +212,12 @@ async def judge_tenants(db: Any, settings: Settings) -> list[findings.Finding]:
         more, refused, oldest = await db.fetchrow(OUTBOX_OF, tenant_id)
         waiting, parked, since = waiting + more, parked + refused, min(filter(None, (since, oldest)), default=None)
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-    found = [*judged.judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)]
-    found += judged.judge_sharing(await db.fetchval("SELECT count(*) FROM asyncgate.all_tenants()"), settings)
+    verdicts = [*judged.judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)]
+    verdicts += judged.judge_sharing(await db.fetchval("SELECT count(*) FROM asyncgate.all_tenants()"), settings)
     served = bool(await db.fetch(LIVING))       # with settings that may not be ours
     if not served and judged.needs_issued_key(settings) and not await has_issued_key(db):
-        found.append(judged.NO_WAY_IN)
-    return found
+        verdicts.append(judged.NO_WAY_IN)
+    return verdicts
 
 
 async def has_issued_key(db: Any) -> bool:

@@ -103,7 +103,7 @@ def measure_peers(names: list[str], database: str, plan: rounds.Plan, tenants: i
     """Start a gate and the queues that are installed, measure them in turns, and stop them."""
     candidates, missing = known.find_peers(names, database)
     if not candidates:
-        raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
+        raise Failed("nothing to measure beside: " + "; ".join(format_missing(peer) for peer in missing))
     servers.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
@@ -218,10 +218,10 @@ def format_cores(number: int) -> str:
     return "one core" if number == 1 else f"{number} cores"
 
 
-def format_about(one: About) -> str:
+def format_about(about: About) -> str:
     """Format what a queue's steps are, and what it does not do."""
-    package = "" if one.server.startswith(f"{one.name} ") else f" {one.version}"
-    return f"- **{one.name}**{package} ({one.server}): {one.steps} {one.remark}"
+    package = "" if about.server.startswith(f"{about.name} ") else f" {about.version}"
+    return f"- **{about.name}**{package} ({about.server}): {about.steps} {about.remark}"
 
 
 def format_missing(missing: known.Missing) -> str:

@@ -53,7 +53,7 @@ class Client:
         self.batched = encoded({"worker_id": f"bench-{number}"})[:-1]
         self.task, self.left = make_create(gate, TASK_BODY), make_create(gate, {**TASK_BODY, "type": LEFT})
         self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK_BODY] * TASKS_PER_BATCH}))
-        self.one, self.many = (make_claim(gate, number, TYPE, most) for most in (1, TASKS_PER_BATCH))
+        self.single, self.many = (make_claim(gate, number, TYPE, most) for most in (1, TASKS_PER_BATCH))
         self.limited_task = make_create(gate, {**TASK_BODY, "type": LIMITED_TYPE,
                                                "limits": {IN_TOTAL: "", BY_KEY: f"customer-{number}"}})
         self.limited_one = make_claim(gate, number, LIMITED_TYPE, 1)
@@ -74,7 +74,7 @@ class Client:
 
     def cycle(self) -> Step:
         """Create a task, lease one, complete it; the leased task may be another client's."""
-        return self._run_through(self.task, self.one)
+        return self._run_through(self.task, self.single)
 
     def limits(self) -> Step:
         """Do the same with tasks that have two limits, one of them with a key of each client."""
@@ -93,7 +93,7 @@ class Client:
 
     def drain(self) -> Step:
         """Lease and complete a task that was created before the measurement."""
-        leases = LEASES.findall((yield "claim", self.one))
+        leases = LEASES.findall((yield "claim", self.single))
         for task_id, lease_id in leases:
             self.gate.stocked -= 1
             yield "complete", self.completion(task_id, lease_id)
