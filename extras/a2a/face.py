@@ -128,12 +128,12 @@ class Face:
         return cards.make_card(agent, f"{base}/a2a/{quote(agent, safe='')}", about, self.gate.settings.a2a.modes,
                                push.can_push(self.gate))
 
-    async def refuse(self, scope: connection.Scope, send: connection.Send, no: A2AError,
+    async def refuse(self, scope: connection.Scope, send: connection.Send, refusal: A2AError,
                      id: str | int | None = None, is_rpc: bool = False, is_event: bool = False) -> None:
         """Answer with a refusal, or with a stream whose only event it is, where the status does not tell it."""
-        more = list(self.gate.describe_refusal(scope, no.cause)) if no.cause is not None else []
-        status = no.kind.status if not is_rpc or no.kind.status in TOLD_BY_STATUS else 200
-        body = encode_json({"jsonrpc": "2.0", "id": id, "error": no.to_rpc()} if is_rpc else no.to_http())
+        more = list(self.gate.describe_refusal(scope, refusal.cause)) if refusal.cause is not None else []
+        status = refusal.kind.status if not is_rpc or refusal.kind.status in TOLD_BY_STATUS else 200
+        body = encode_json({"jsonrpc": "2.0", "id": id, "error": refusal.to_rpc()} if is_rpc else refusal.to_http())
         body, type = (b"data: %b\n\n" % body, EVENT_TYPE) if is_event and status == 200 else (body, JSON_TYPE)
         await self.gate.send(send, scope, status, body, more, type)
 
@@ -150,26 +150,26 @@ class AgentCall:
 
     async def answer(self, send: connection.Send) -> errors.GateError | None:
         """Answer the request; return the refusal of the gate."""
-        begun, first, no = perf_counter(), None, None
+        begun, first, refusal = perf_counter(), None, None
         try:
             reply = await self._perform()
             if isinstance(reply, AsyncIterator):        # what refuses a stream is one answer
                 first = await anext(reply)
         except (A2AError, errors.GateError) as refused:
-            no = translate(refused)
+            refusal = translate(refused)
         except asyncio.CancelledError:
             return None     # the client has disconnected, which ends nothing
         except Exception as bug:
-            no = translate(errors.log_fault(self.scope["path"], bug))
-        cause = no.cause if no is not None else None
+            refusal = translate(errors.log_fault(self.scope["path"], bug))
+        cause = refusal.cause if refusal is not None else None
         if cause is not None:
             self.gate.guard.refused(self.scope, cause, None)
         if self.gate.meter is not None:
             self.gate.meter.note_call("a2a", self.name, begun, None, cause)
-        if self.is_notice and (no is None or no.kind.status not in TOLD_BY_STATUS):     # JSON-RPC replies to none
+        if self.is_notice and (refusal is None or refusal.kind.status not in TOLD_BY_STATUS):   # JSON-RPC answers none
             await self.gate.send(send, self.scope, 204, b"", ())
-        elif no is not None:
-            await self.face.refuse(self.scope, send, no, self.id, self.is_rpc, self.is_old_stream)
+        elif refusal is not None:
+            await self.face.refuse(self.scope, send, refusal, self.id, self.is_rpc, self.is_old_stream)
         elif isinstance(reply, AsyncIterator):
             with contextlib.suppress(asyncio.CancelledError):       # the client has disconnected
                 await http.run_while_connected(self._send_events(first, reply, send), self.receive)
@@ -192,8 +192,8 @@ class AgentCall:
             async for event in events:
                 await put(b":\n\n" if event is None else b"data: %b\n\n" % self._frame(event))
         except (A2AError, errors.GateError) as refused:
-            no = translate(refused)
-            error = {"jsonrpc": "2.0", "id": self.id, "error": no.to_rpc()} if self.is_rpc else no.to_http()
+            refusal = translate(refused)
+            error = {"jsonrpc": "2.0", "id": self.id, "error": refusal.to_rpc()} if self.is_rpc else refusal.to_http()
             await put(b"data: %b\n\n" % encode_json(error))
         await put(b"", more=False)
 

@@ -159,9 +159,9 @@ class Secrets:
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         names = {name: "api_key_env" for name in [profile.api_key_env] if name}
         names |= {name: "checkpoint_key_env" for name in [profile.checkpoint_key_env] if name}
-        for server, one in profile.servers.items():
-            names |= dict.fromkeys(one.secrets, f"servers.{server}.secrets")
-            names |= {name: f"servers.{server}.token_env" for name in [one.token_env] if name}
+        for server, settings in profile.servers.items():
+            names |= dict.fromkeys(settings.secrets, f"servers.{server}.secrets")
+            names |= {name: f"servers.{server}.token_env" for name in [settings.token_env] if name}
         self.values = {name: read_secret(name, where, environ) for name, where in names.items()}
         own = environ.get("ASYNCGATE_API_KEY", "")
         secrets = {*self.values.values(), *([own] if len(own) >= LEAST_SECRET else [])}

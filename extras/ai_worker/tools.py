@@ -160,8 +160,8 @@ class Toolbox:
 
     def __init__(self, profile: profile.Profile, secrets: profile.Secrets, taken: Iterable[str] = ()) -> None:
         self.limits, self.taken, self.tracing = profile.limits, frozenset(taken), find_tracing()
-        self.servers = {name: McpServer(name, one, secrets, profile.limits)
-                        for name, one in profile.servers.items()}
+        self.servers = {name: McpServer(name, server, secrets, profile.limits)
+                        for name, server in profile.servers.items()}
 
     async def open(self) -> dict[str, tuple[McpServer, Tool]]:
         """Start all servers that do not run; return every tool by its name for the model."""

@@ -47,7 +47,7 @@ class Files:
     """The files of the page, by their names below /console/."""
 
     def __init__(self, gate: Serving, folder: Traversable) -> None:
-        self.gate, self.found = gate, dict(find_files(folder))
+        self.gate, self.paths = gate, dict(find_files(folder))
 
     async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer GET and HEAD with a file, or with 304 if the browser has it already."""
@@ -67,7 +67,7 @@ class Files:
     def _read(self, name: str) -> bytes:
         """Read a file; raises NotFound, also for one that is gone since the start."""
         try:
-            return self.found[name].read_bytes()
+            return self.paths[name].read_bytes()
         except (KeyError, OSError):
             raise errors.NotFound(f"the console has no such file; {CONSOLE}/ is its page") from None
 
@@ -120,9 +120,10 @@ def require_read(scope: connection.Scope) -> connection.Scope:
     return scope
 
 
-async def send_refusal(gate: Serving, send: connection.Send, scope: connection.Scope, no: errors.GateError) -> None:
+async def send_refusal(gate: Serving, send: connection.Send, scope: connection.Scope,
+                       refusal: errors.GateError) -> None:
     """Answer with a refusal."""
-    await gate.send(send, scope, no.status, encode_json(no.body()), gate.describe_refusal(scope, no))
+    await gate.send(send, scope, refusal.status, encode_json(refusal.body()), gate.describe_refusal(scope, refusal))
 
 
 def is_known(headers: connection.Headers, tag: bytes) -> bool:

@@ -55,10 +55,10 @@ def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, produc
         print_examination([unread], as_json)
         sys.exit(calling.EXIT_WRONG)
     checks = {**CHECKS, **({"production": check_production} if production else {})}
-    found = run_checks(Installation(configured.settings, configured.origins, os.environ, name_public_url(at)), checks)
-    found += ask_gate(configured, at, found)
-    print_examination(found, as_json)
-    sys.exit(calling.EXIT_BROKEN if findings.worst_of(found) in ("warning", "error") else 0)
+    results = run_checks(Installation(configured.settings, configured.origins, os.environ, name_public_url(at)), checks)
+    results += ask_gate(configured, at, results)
+    print_examination(results, as_json)
+    sys.exit(calling.EXIT_BROKEN if findings.worst_of(results) in ("warning", "error") else 0)
 
 
 def name_public_url(at: Connection) -> str:
@@ -165,15 +165,15 @@ def of_gate(finding: findings.Finding) -> findings.Finding:
 # Printing.
 
 
-def print_examination(found: list[findings.Finding], as_json: bool) -> None:
+def print_examination(results: list[findings.Finding], as_json: bool) -> None:
     """Print findings, as JSON or for people."""
     if as_json:
-        return click.echo(msgspec.json.encode(findings.Examination(findings.worst_of(found), found)))
-    wide = max(len(finding.check) for finding in found)
-    for finding in found:
+        return click.echo(msgspec.json.encode(findings.Examination(findings.worst_of(results), results)))
+    wide = max(len(finding.check) for finding in results)
+    for finding in results:
         print_finding(finding, wide)
     counts = [say_count(number, name) for name in ("error", "warning", "note")
-              if (number := sum(finding.severity == name for finding in found))]
+              if (number := sum(finding.severity == name for finding in results))]
     click.echo(", ".join(counts) or "all well")
 
 

@@ -20,17 +20,17 @@ def check_rights(at: Installation) -> Iterator[findings.Finding]:
     if os.name != "posix":
         yield findings.note("who may read the files is not looked at on this system")
         return
-    looked, found = 0, list[findings.Finding]()
+    looked, flaws = 0, list[findings.Finding]()
     for path, what in list_private_files(at):
         looked += 1
-        found += judge_file(path, what)
+        flaws += judge_file(path, what)
         if what == DATABASE and os.access(path, os.R_OK) and not os.access(path, os.W_OK):
-            found.append(findings.alarm(f"{DATABASE} {path} may not be written by this user",
+            flaws.append(findings.alarm(f"{DATABASE} {path} may not be written by this user",
                                         f"chmod u+w {path}, or run this as the gate's user"))
     if (file := at.database_file) and file.parent.is_dir():
-        found += judge_folder(file.parent, "the folder of the database")
-    yield from found
-    if not found and looked:
+        flaws += judge_folder(file.parent, "the folder of the database")
+    yield from flaws
+    if not flaws and looked:
         yield findings.all_well(f"{say_count(looked, 'private file')}, which only their owner may read")
 
 
@@ -106,8 +106,8 @@ def check_archive(at: Installation) -> Iterator[findings.Finding]:
         else:
             yield findings.note(f"the archive {folder} is not there yet; the first run makes it")
         return
-    found = [*judge_folder(folder, "the archive")]
-    if os.name == "posix" and folder.stat().st_mode & 0o007 and not found:
-        found.append(findings.warn(f"the archive {folder} is open to every user of this machine",
+    flaws = [*judge_folder(folder, "the archive")]
+    if os.name == "posix" and folder.stat().st_mode & 0o007 and not flaws:
+        flaws.append(findings.warn(f"the archive {folder} is open to every user of this machine",
                                    f"chmod 700 {folder}"))
-    yield from found or [findings.all_well(f"the archive {folder} can be written")]
+    yield from flaws or [findings.all_well(f"the archive {folder} can be written")]

@@ -30,8 +30,8 @@ def check_upkeep(at: Installation) -> Iterator[findings.Finding]:
     if upkeep is None:
         return
     now = datetime.fromtimestamp(at.clock(), UTC)
-    found = [finding for name, duty in upkeep.duties.items() for finding in judge_duty(name, duty, now)]
-    yield from found or [findings.all_well(f"{len(upkeep.duties)} jobs of upkeep run in time")]
+    flaws = [finding for name, duty in upkeep.duties.items() for finding in judge_duty(name, duty, now)]
+    yield from flaws or [findings.all_well(f"{len(upkeep.duties)} jobs of upkeep run in time")]
 
 
 def judge_duty(name: str, duty: Duty, now: datetime) -> Iterator[findings.Finding]:
@@ -145,8 +145,8 @@ async def examine_gate(engine: Engine, caller: Caller, ask: findings.ExamineGate
     settings came from, and a gate that does not run.
     """
     require_operator(engine, caller)
-    found = await examine(Installation(engine.settings, running=engine), {**CHECKS, **RUNNING})
-    return findings.Examination(findings.worst_of(found), found)
+    results = await examine(Installation(engine.settings, running=engine), {**CHECKS, **RUNNING})
+    return findings.Examination(findings.worst_of(results), results)
 
 
 OPERATIONS = [Operation(examine_gate, "GET /v1/examination", "A", "admin:read", "R")]

@@ -44,16 +44,16 @@ async def check_ledger(at: Installation) -> AsyncIterator[findings.Finding]:
         await sink.close()
 
 
-def judge_answer(where: str, no: sinks.Outage | sinks.Refusal) -> Iterator[findings.Finding]:
+def judge_answer(where: str, failure: sinks.Outage | sinks.Refusal) -> Iterator[findings.Finding]:
     """Yield what it means that the ledger gave no receipts."""
     from asyncgate.extras.ledger import sinks
-    if REFUSED.match(str(no)):
-        yield findings.alarm(f"{where} refuses the gate's credential: {no}", NEW_TOKEN)
-    elif isinstance(no, sinks.Garbled | sinks.Refusal):
-        yield findings.alarm(f"{where} does not answer like a ledger: {no}",
+    if REFUSED.match(str(failure)):
+        yield findings.alarm(f"{where} refuses the gate's credential: {failure}", NEW_TOKEN)
+    elif isinstance(failure, sinks.Garbled | sinks.Refusal):
+        yield findings.alarm(f"{where} does not answer like a ledger: {failure}",
                              "correct ledger.url, or receipt_mode and ledger.profile, which name its protocol")
     else:
-        yield findings.alarm(f"{where} does not answer: {no}",
+        yield findings.alarm(f"{where} does not answer: {failure}",
                              "start the ledger, or correct ledger.url; receipts wait in the outbox meanwhile")
 
 

@@ -372,12 +372,12 @@ async def tell_caller(engine: Engine, caller: Caller, erasure: stored.Erasure) -
 async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | None]:
     """Return what signs the proof with the key that signs access tokens; without that key there is no signature."""
     if not (path := settings.security.jwt.private_key_path):
-        return lambda said: None
+        return lambda claims: None
     from joserfc import jwt
 
     from asyncgate.parts.identity.signing import load_signing_keys
     key = (await asyncio.to_thread(load_signing_keys, path)).current.key
-    return lambda said: jwt.encode({"alg": "RS256", "typ": "erasure+jwt", "kid": key.kid}, said, key)
+    return lambda claims: jwt.encode({"alg": "RS256", "typ": "erasure+jwt", "kid": key.kid}, claims, key)
 
 
 # What is shown.

@@ -198,13 +198,13 @@ class Scheduler:
     async def _fire(self) -> None:
         lanes = asyncio.Semaphore(CONCURRENT_SCHEDULES)
 
-        async def one(schedule_id: str, firings: list[store.Firing]) -> list[store.Fired]:
+        async def fire_group(schedule_id: str, firings: list[store.Firing]) -> list[store.Fired]:
             async with lanes:
                 waits = self.patience.wants("gate") or self.patience.wants(schedule_id)
                 return [] if waits else await self._fire_in_order(schedule_id, firings)
 
         groups = [(name, list(of)) for name, of in groupby(self.store.firings(), lambda firing: firing.schedule_id)]
-        outcomes = await asyncio.gather(*(one(*group) for group in groups))
+        outcomes = await asyncio.gather(*(fire_group(*group) for group in groups))
         if fired := [firing for some in outcomes for firing in some]:
             self.store.fired(fired)
 
@@ -258,11 +258,11 @@ class Scheduler:
         while True:
             asked = time.monotonic()
             try:
-                found = await self.obey()
+                obeyed = await self.obey()
                 for what in ("gate", "control tasks"):
                     self.patience.worked(what)
                     self.complaints.pop(what, None)
-                if not found and time.monotonic() - asked < http.FIRST_PAUSE:
+                if not obeyed and time.monotonic() - asked < http.FIRST_PAUSE:
                     await asyncio.sleep(http.FIRST_PAUSE)      # a gate that is stopping answers waiting claims at once
             except (http.Refusal, http.Unreachable) as error:
                 self._complain("control tasks", error)

@@ -49,9 +49,9 @@ class Gatherer(Courier):
         if (now := self.engine.backend.now()) >= self.all_at:
             self.unread.update(dict.fromkeys(await self.engine.backend.tenants()))
             self.all_at = now + PERIOD_SECONDS
-        self.pages, found = {}, list[Happened]()
+        self.pages, happened = {}, list[Happened]()
         for tenant_id in list(self.unread)[:MOST_TENANTS]:
-            if (most := PAGE - len(found)) == 0:
+            if (most := PAGE - len(happened)) == 0:
                 break
             del self.unread[tenant_id]      # before it is read: what is committed meanwhile is heard of
             place = (self.reached or {}).get(tenant_id, "")
@@ -60,9 +60,9 @@ class Gatherer(Courier):
                 self.unread[tenant_id] = None
             if events:
                 self.pages[tenant_id] = [event.event_id for event in events]
-            found += events
+            happened += events
         self.called |= bool(self.unread)
-        return found
+        return happened
 
     def _advance(self) -> None:
         """Move each tenant's position past what is settled."""
