@@ -57,8 +57,8 @@ def settings_for_tests(**given: Any) -> Settings:
 
 # Required fields of some operations, besides the ids.
 NEEDED: dict[str, dict[str, Any]] = {
-    name: said for name, op in OPERATIONS.items()
-    if (said := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
+    name: needed for name, op in OPERATIONS.items()
+    if (needed := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
 
 
 def least(operation: str) -> dict[str, Any]:

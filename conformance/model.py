@@ -908,7 +908,7 @@ class Model:
 
     def step(self, bulk: BulkOrder, task: Task) -> None:
         """Do to one task what is asked; none is run again that was run again before."""
-        if bulk.ask.action == "rerun" and any(one.rerun_of == task.task_id for one in self.tasks.values()):
+        if bulk.ask.action == "rerun" and any(other.rerun_of == task.task_id for other in self.tasks.values()):
             bulk.skipped += 1
             return
         if bulk.ask.action == "release" and task.held == "input_required":

@@ -34,8 +34,8 @@ async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
     counted = Used(*(sum(amounts) for amounts in zip(*(astuple(event)[4:8] for event in events), strict=True)))
     there = await recount(engine, tenant_id, until)
     wrong = [f"usage is {counted} until {until}, and counted again {there}"] if counted != there else []
-    wrong += [f"{one} and {other} do not follow each other" for one, other in pairwise(events)
-              if one.ends > other.begins or one.period >= other.period]
+    wrong += [f"{earlier} and {later} do not follow each other" for earlier, later in pairwise(events)
+              if earlier.ends > later.begins or earlier.period >= later.period]
     return wrong + [f"{event} crosses midnight" for event in events
                     if event.ends > floor_to(event.begins, 86_400) + 86_400]
 

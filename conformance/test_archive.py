@@ -463,7 +463,7 @@ async def test_what_changed_while_its_segment_was_written_stays(
     offer = await gate.finished()
     gate.skip(31 * DAY)
     ages = archive.Ages.of(gate.engine.settings, gate.now(), stored.SealHead(last_id="f"))
-    [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
+    [chain] = [old async for old in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
 
     await archive.move_chains(gate.engine, gate.tenant_id, ages, [chain], done := archive.ArchiveTally())
@@ -477,7 +477,7 @@ async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishe
     await gate.finished()
     gate.skip(31 * DAY)
     ages = archive.Ages.of(gate.engine.settings, gate.now(), stored.SealHead(last_id="f"))
-    [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
+    [chain] = [old async for old in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     rows = [receipt for _, receipt in sorted(chain.receipts.items())]
     name = archive.write_segment(folder, gate.tenant_id, rows)      # the process dies here
 

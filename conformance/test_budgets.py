@@ -45,10 +45,10 @@ async def test_the_task_that_is_too_many_is_refused_and_the_others_can_end(gate:
 
     assert [item.error.error if item.error else item.status for item in made.results] == [
         *["queued"] * 3, "quota_exceeded"]
-    with refused("quota_exceeded", quota="budget.tasks", limit=3, month=month) as no:
+    with refused("quota_exceeded", quota="budget.tasks", limit=3, month=month) as refusal:
         await gate.create()
     for word in ("budget of 3 tasks for ", "set_budget", "an admin", "before "):
-        assert word in str(no.value)
+        assert word in str(refusal.value)
     offer = await gate.claim()
     assert offer is not None
     await gate.as_worker().complete(**under(offer), artifacts=["file:///out"])

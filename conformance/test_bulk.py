@@ -106,12 +106,12 @@ async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: harness.G
     new = await gate.create()
     middle = datetime.fromtimestamp(gate.now() - 1800, UTC)
 
-    async def found(**asked: Any) -> list[str]:
+    async def sampled(**asked: Any) -> list[str]:
         return [task.task_id for task in (await gate.as_admin().preview_bulk(action="cancel", **asked)).sample]
 
-    assert await found(created_before=middle) == [old]
-    assert await found(created_after=middle) == [new]
-    assert await found(id_prefix=new[:30]) == [new]
+    assert await sampled(created_before=middle) == [old]
+    assert await sampled(created_after=middle) == [new]
+    assert await sampled(id_prefix=new[:30]) == [new]
 
 
 async def test_a_sample_names_what_each_task_is_about(gate: harness.Gate) -> None:

@@ -128,9 +128,9 @@ async def test_a_completion_says_whether_the_obligation_is_discharged_and_what_d
 
 
 async def test_a_batch_of_completions_says_it_of_each(gate: harness.Gate) -> None:
-    one, two = await gate.leased(), await gate.leased()
+    first, second = await gate.leased(), await gate.leased()
 
-    reply = await gate.as_worker().complete_tasks(tasks=[harness.under(one), harness.under(two, artifacts=FILE)])
+    reply = await gate.as_worker().complete_tasks(tasks=[harness.under(first), harness.under(second, artifacts=FILE)])
 
     assert [item.obligation for item in reply.results] == ["open", "discharged"]
     assert "attach_artifacts" in reply.results[0].next
@@ -170,9 +170,9 @@ async def test_only_who_had_the_lease_or_owns_the_task_is_told_how_it_is_doing(g
     offer = await gate.finished("w1")
 
     async def told(worker: str, lease_id: str) -> dict[str, Any]:
-        with pytest.raises(errors.GateError) as no:
+        with pytest.raises(errors.GateError) as refusal:
             await gate.as_worker(worker).renew_lease(task_id=offer.task_id, lease_id=lease_id)
-        return no.value.more
+        return refusal.value.more
 
     assert await told("w1", offer.lease_id) == {"reason": "completed", "status": "succeeded"}
     assert await told("w2", offer.lease_id) == {"reason": "unknown"}

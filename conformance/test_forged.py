@@ -36,11 +36,11 @@ async def test_a_deletion_discharges_no_schedule_of_somebody_else(gate: Gate) ->
 
 
 async def test_a_deletion_discharges_one_schedule_only_also_of_the_same_scheduler(gate: Gate) -> None:
-    one, two = await scheduled(gate, "clock", "one"), await scheduled(gate, "clock", "two")
+    first, second = await scheduled(gate, "clock", "one"), await scheduled(gate, "clock", "two")
 
     async with gate.unchanged():
         with refused("forbidden"):
-            await gate.as_worker("clock").emit_receipt(receipt_type="schedule.deleted", parents=[one, two])
+            await gate.as_worker("clock").emit_receipt(receipt_type="schedule.deleted", parents=[first, second])
 
 
 async def test_an_offered_receipt_names_no_parent_that_is_not_its_senders_to_answer(gate: Gate) -> None:

@@ -152,14 +152,14 @@ def shared(database: str) -> str:
 
 async def test_leases_hold_when_all_gates_of_a_database_were_frozen(shared: str) -> None:
     own = own_tenant()
-    async with (serving(shared, **PATIENT, **own) as one, serving(shared, **PATIENT, **own) as other,
-                aclosing(Client(one, "a1")) as agent, aclosing(Client(other, "w1")) as worker,
-                aclosing(Client(one, "w1")) as elsewhere):
+    async with (serving(shared, **PATIENT, **own) as first, serving(shared, **PATIENT, **own) as second,
+                aclosing(Client(first, "a1")) as agent, aclosing(Client(second, "w1")) as worker,
+                aclosing(Client(first, "w1")) as elsewhere):
         offer = await lease(agent, worker, 3)
-        for server in (one, other):
+        for server in (first, second):
             server.process.send_signal(signal.SIGSTOP)
         await wait_until(offer["expires_at"])
-        for server in (one, other):
+        for server in (first, second):
             server.process.send_signal(signal.SIGCONT)
 
         assert (await elsewhere.ask("renew_lease", **under(offer))).error is None

@@ -528,7 +528,7 @@ async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_
 # From a part of an id to the whole.
 
 
-async def found(view: harness.View, part: str) -> list[tuple[str, str]]:
+async def match_ids(view: harness.View, part: str) -> list[tuple[str, str]]:
     """Return what is found by a part of an id."""
     return [(match.kind, match.id) for match in (await view.find_id(part=part)).found]
 
@@ -537,19 +537,19 @@ async def test_an_id_is_found_by_how_it_ends_and_by_how_it_begins(gate: harness.
     ids = [await gate.create() for _ in range(5)]
     [duty] = [receipt.receipt_id for receipt in (await gate.as_admin().list_receipts(task_id=ids[2])).receipts]
 
-    assert await found(gate.as_admin(), ids[2][-12:]) == [("task", ids[2])]
-    assert await found(gate.as_admin(), ids[2][:-1].upper()) == [("task", ids[2])]
-    assert await found(gate.as_admin(), duty[-12:]) == [("receipt", duty)]
-    assert {("task", id) for id in ids} <= {*await found(gate.as_admin(), ids[0][-5:])}      # the mark of the tenant
-    assert await found(gate.as_admin(), "deadbeefdead") == []
+    assert await match_ids(gate.as_admin(), ids[2][-12:]) == [("task", ids[2])]
+    assert await match_ids(gate.as_admin(), ids[2][:-1].upper()) == [("task", ids[2])]
+    assert await match_ids(gate.as_admin(), duty[-12:]) == [("receipt", duty)]
+    assert {("task", id) for id in ids} <= {*await match_ids(gate.as_admin(), ids[0][-5:])}   # the mark of the tenant
+    assert await match_ids(gate.as_admin(), "deadbeefdead") == []
 
 
 async def test_who_is_no_admin_finds_the_ids_of_what_they_may_read(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada")
 
-    assert await found(gate.as_agent("ada"), task_id[-12:]) == [("task", task_id)]
-    assert await found(gate.as_agent("bob"), task_id[-12:]) == []
-    assert await found(gate.stranger().as_admin(), task_id[-12:]) == []
+    assert await match_ids(gate.as_agent("ada"), task_id[-12:]) == [("task", task_id)]
+    assert await match_ids(gate.as_agent("bob"), task_id[-12:]) == []
+    assert await match_ids(gate.stranger().as_admin(), task_id[-12:]) == []
 
 
 # What no index holds.

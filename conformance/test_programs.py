@@ -107,8 +107,8 @@ bulks = st.fixed_dictionaries({
     "status": rarely(st.sampled_from(["queued", "leased", "failed", "canceled"])),
     "type": maybe(st.sampled_from(TYPES)), "created_by": rarely(st.sampled_from(["ada", "bob"])),
     "held": rarely(st.booleans()), "reason": st.sampled_from([None, "a mistake"]), "priority": st.none()}).flatmap(
-        lambda said: st.just(said) if said["action"] != "prioritize" else st.sampled_from([2, 0, None]).map(
-            lambda priority: {**said, "priority": priority}))
+        lambda order: st.just(order) if order["action"] != "prioritize" else st.sampled_from([2, 0, None]).map(
+            lambda priority: {**order, "priority": priority}))
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
                    max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]), escalation=st.booleans())
@@ -321,11 +321,11 @@ class Programs(RuleBasedStateMachine):
         self.hold("release_lease", pick, lie, until=until, reason=why, checkpoint=checkpoint)
 
     @rule(pick=picks, lie=lies, result=st.sampled_from(JSON), artifacts=st.sampled_from(ARTIFACTS),
-          proof=st.sampled_from(PROOFS), said=st.sampled_from([None, "all done"]),
+          proof=st.sampled_from(PROOFS), summary=st.sampled_from([None, "all done"]),
           meta=st.sampled_from([None, {"ms": 5}]))
-    def complete(self, pick: int, lie: str, result: Any, artifacts: Any, proof: Any, said: Any, meta: Any) -> None:
-        self.hold("complete", pick, lie, result=result, artifacts=artifacts, delivery_proof=proof, result_summary=said,
-                  completion_metadata=meta)
+    def complete(self, pick: int, lie: str, result: Any, artifacts: Any, proof: Any, summary: Any, meta: Any) -> None:
+        self.hold("complete", pick, lie, result=result, artifacts=artifacts, delivery_proof=proof,
+                  result_summary=summary, completion_metadata=meta)
 
     @rule(pick=picks, lie=lies, error=st.sampled_from(JSON), retryable=st.sampled_from([None, False, True, True]),
           after=maybe(minutes(0, 1, 90)))
@@ -443,13 +443,13 @@ class Programs(RuleBasedStateMachine):
         self.resume(ADMINS[0], what)
         self.claim(worker, claim, again=False)
 
-    @rule(who=operators, said=bulks, fields=creations, times=st.integers(1, 3), end=st.sampled_from(ENDED_BY),
+    @rule(who=operators, order=bulks, fields=creations, times=st.integers(1, 3), end=st.sampled_from(ENDED_BY),
           most=st.sampled_from([1, 2, 500]), late=st.sampled_from([False, False, False, True]))
-    def begin_bulk(self, who: Who, said: dict[str, Any], fields: dict[str, Any], times: int, end: str,
+    def begin_bulk(self, who: Who, order: dict[str, Any], fields: dict[str, Any], times: int, end: str,
                    most: int, late: bool) -> None:
         for _ in range(times):
             self.bring_about(fields, end)
-        if preview := self.perform(who, "preview_bulk", **said):
+        if preview := self.perform(who, "preview_bulk", **order):
             self.bulks.append(preview["confirmation"])
             self.wait(15 * MINUTE * late, swept=late)
             self.perform(who, "run_bulk", confirmation=self.bulks[-1], max_tasks=most)
@@ -606,7 +606,7 @@ def like(expected: Any, got: Any) -> Any:
     if isinstance(expected, dict) and isinstance(got, dict):
         return {name: like(value, got.get(name)) for name, value in expected.items()}
     if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        return [like(one, other) for one, other in zip(expected, got, strict=True)]
+        return [like(*pair) for pair in zip(expected, got, strict=True)]
     return got
 
 
@@ -685,7 +685,7 @@ class AgainstTheOracle(Programs):
             assert sorted(task.task_id for task in stored["Task"]) == sorted(model.tasks)
             assert sorted(row.receipt_id for row in stored["Obligation"]) == sorted(
                 [*(task.duty for task in model.tasks.values() if task.owed),
-                 *(one.request for task in model.tasks.values() for one in task.open_questions)])
+                 *(question.request for task in model.tasks.values() for question in task.open_questions)])
             assert [row.receipt_id for row in stored["Receipt"]] == sorted(
                 fact.receipt_id for fact in model.receipts)
 
@@ -763,11 +763,11 @@ class OnTwoBackends(OnSides):
         self.align()
 
     def perform(self, who: Who, name: str, /, **fields: Any) -> Any:
-        one, other = [side.perform(who, name, fields) for side in self.sides]
+        first, second = [side.perform(who, name, fields) for side in self.sides]
 
-        assert self.sides[0].timed(list(one)) == self.sides[1].timed(list(other)), name
+        assert self.sides[0].timed(list(first)) == self.sides[1].timed(list(second)), name
         self.wrote(who[0], self.sides[0].news(who[0]))
-        return one[1] if one[0] == "yes" else None
+        return first[1] if first[0] == "yes" else None
 
 
 def facts(stored: dict[str, list[Any]]) -> list[Any]:

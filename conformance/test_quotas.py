@@ -419,11 +419,11 @@ async def test_a_payload_above_the_limit_of_its_tenant_is_refused_with_that_limi
     fits, long = "x" * 10, "x" * 11
 
     async with gate.unchanged():
-        with harness.refused("payload_too_large", quota="max_payload_bytes", limit=12) as no:
+        with harness.refused("payload_too_large", quota="max_payload_bytes", limit=12) as refusal:
             await gate.create(payload=long)
     made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": text} for text in (long, fits)])
 
-    assert "13 bytes; the limit of this tenant is 12" in str(no.value)
+    assert "13 bytes; the limit of this tenant is 12" in str(refusal.value)
     assert [item.error and (item.error.error, item.error.quota, item.error.limit) for item in made.results] == [
         ("payload_too_large", "max_payload_bytes", 12), None]
     await gate.create(payload=fits)

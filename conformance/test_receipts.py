@@ -140,9 +140,9 @@ async def test_equal_programs_write_equal_hashes_on_every_backend(gate: harness.
 
 
 async def test_a_hash_leaves_out_ids_times_and_the_gates_name(make_gate: Callable[..., harness.Gate]) -> None:
-    one, two = make_gate(instance_id="one"), make_gate(instance_id="two")
+    first, second = make_gate(instance_id="one"), make_gate(instance_id="two")
     hashes = []
-    for gate in (one, two):
+    for gate in (first, second):
         gate.skip(17)
         gate.backend.backend.ids = harness.Numbered()   # type: ignore[attr-defined]
         hashes.append([receipt.hash for receipt in await program(gate)])

@@ -146,11 +146,11 @@ async def test_a_task_that_has_not_ended_is_refused_with_the_next_call(gate: har
             await gate.as_worker().start_task(**harness.under(offer))
 
     async with gate.unchanged():
-        with harness.refused("invalid_state_transition", status=status) as no:
+        with harness.refused("invalid_state_transition", status=status) as refusal:
             await gate.as_agent().rerun_task(task_id=task_id)
 
-    assert "get_task" in str(no.value)
-    assert "cancel_task" in str(no.value)
+    assert "get_task" in str(refusal.value)
+    assert "cancel_task" in str(refusal.value)
 
 
 @pytest.mark.one_store

@@ -133,42 +133,42 @@ async def answered(client: Client, operation: str, **ask: Any) -> dict[str, Any]
                                     {"whole_tenant": True}])
 async def test_a_pause_that_one_process_is_given_is_obeyed_by_the_next_claim_of_the_other(
         database: str, target: dict[str, Any]) -> None:
-    async with two(database) as (load, _, (one, other)):
+    async with two(database) as (load, _, (first, second)):
         for _ in range(2):
-            await answered(one, "create_task", type="demo", payload=None)
-        await answered(other, "lease_next")     # so that the other knows the lanes, and that nothing was paused
-        for here, there in ((one, other), (other, one)):
+            await answered(first, "create_task", type="demo", payload=None)
+        await answered(second, "lease_next")     # so that the other knows the lanes, and that nothing was paused
+        for here, there in ((first, second), (second, first)):
             await answered(here, "pause_work", **target)
             told = await answered(there, "lease_next")
             assert told["tasks"] == []
             assert "paused until somebody resumes it" in told["warnings"][0]
             await answered(here, "resume_work", **target)
-        assert len((await answered(one, "lease_next"))["tasks"]) == 1
+        assert len((await answered(first, "lease_next"))["tasks"]) == 1
         assert await wrong_with(database, load) == []
 
 
 async def test_a_pause_outlives_the_process_that_was_given_it(database: str) -> None:
-    async with two(database) as (load, servers, (one, other)):
-        await answered(one, "create_task", type="demo", payload=None)
-        await answered(one, "pause_work", type="demo")
+    async with two(database) as (load, servers, (restarted, survivor)):
+        await answered(restarted, "create_task", type="demo", payload=None)
+        await answered(restarted, "pause_work", type="demo")
         await servers[0].stop(signal.SIGKILL)
 
-        assert (await answered(other, "lease_next"))["tasks"] == []
+        assert (await answered(survivor, "lease_next"))["tasks"] == []
         await servers[0].start()
-        one.close()
-        assert (await answered(one, "lease_next"))["tasks"] == []
-        await answered(other, "resume_work", type="demo")
-        assert len((await answered(one, "lease_next"))["tasks"]) == 1
+        restarted.close()
+        assert (await answered(restarted, "lease_next"))["tasks"] == []
+        await answered(survivor, "resume_work", type="demo")
+        assert len((await answered(restarted, "lease_next"))["tasks"]) == 1
         assert await wrong_with(database, load) == []
 
 
 async def test_a_drain_at_one_process_learns_of_a_lease_that_ends_at_the_other(database: str) -> None:
-    async with two(database) as (load, _, (one, other)):
+    async with two(database) as (load, _, (drainer, other)):
         await answered(other, "create_task", type="demo", payload=None)
         [offer] = (await answered(other, "lease_next"))["tasks"]
-        assert (await answered(one, "drain_work", type="demo"))["leases_left"] == 1
+        assert (await answered(drainer, "drain_work", type="demo"))["leases_left"] == 1
 
-        drained = await started(one, one.ask("drain_work", type="demo", wait_seconds=30))
+        drained = await started(drainer, drainer.ask("drain_work", type="demo", wait_seconds=30))
         under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
         await answered(other, "complete", **under, result=1, artifacts=[{"uri": "file:///out"}])
 
@@ -181,22 +181,22 @@ async def test_a_drain_at_one_process_learns_of_a_lease_that_ends_at_the_other(d
 @pytest.mark.parametrize("action", ["cancel", "prioritize", "rerun"])
 async def test_a_bulk_that_begins_at_a_process_that_is_killed_goes_on_at_the_other(
         database: str, action: str) -> None:
-    async with two(database) as (load, servers, (one, other)):
+    async with two(database) as (load, servers, (killed, survivor)):
         for _ in range(12):
-            made = await answered(one, "create_task", type="demo", payload=None)
+            made = await answered(killed, "create_task", type="demo", payload=None)
             if action == "rerun":
-                await answered(one, "cancel_task", task_id=made["task_id"])
+                await answered(killed, "cancel_task", task_id=made["task_id"])
         more = {"priority": 7} if action == "prioritize" else {}
-        preview = await answered(one, "preview_bulk", action=action, type="demo", **more)
-        begun = await answered(one, "run_bulk", confirmation=preview["confirmation"], max_tasks=5)
+        preview = await answered(killed, "preview_bulk", action=action, type="demo", **more)
+        begun = await answered(killed, "run_bulk", confirmation=preview["confirmation"], max_tasks=5)
         await servers[0].stop(signal.SIGKILL)
 
-        record = await answered(other, "run_bulk", confirmation=preview["confirmation"])
+        record = await answered(survivor, "run_bulk", confirmation=preview["confirmation"])
 
         assert (begun["done"], begun["ended"]) == (5, False)
         assert (record["bulk_id"], record["done"], record["skipped"], record["ended"]) == (
             begun["bulk_id"], 12, 0, True)
-        assert await answered(other, "run_bulk", confirmation=preview["confirmation"]) == record
+        assert await answered(survivor, "run_bulk", confirmation=preview["confirmation"]) == record
         assert await wrong_with(database, load) == []
 
 
