@@ -461,6 +461,7 @@ class Work:
 
     def move_task(self, task: Task, step: Step, **changes: Any) -> Task:
         """Take one step of the state machine; a step that is not in STEPS is refused."""
+        task = self.tasks.get(task.task_id, task)
         if task.status not in step.since:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
@@ -470,7 +471,8 @@ class Work:
         return self.change_task(task, status=step.to, **changes)
 
     def change_task(self, task: Task, **changes: Any) -> Task:
-        """Change a task without moving it."""
+        """Change a task without moving it; what a caller read earlier may have changed in this batch."""
+        task = self.tasks.get(task.task_id, task)
         if "priority" in changes:
             self.reordered.add(task.lane)
         if changes.get("status") in TERMINAL and task.status not in TERMINAL:
@@ -1890,7 +1892,8 @@ class Engine:
     def _sweep_task(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if lease and is_lost(task, lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire_lease(work, task, lease, crowd)
+            self._expire_lease(work, task, lease, crowd)
+            task = work.tasks[task.task_id]     # a question that has run out may have ended it
         if is_late(task, work.now):
             task = work.change_task(task, deadline_at=None)
             self._write_anomaly(work, task, "deadline_passed", status=task.status,
@@ -1900,7 +1903,7 @@ class Engine:
                                 recommended_action="Cancel the task, or report this as a defect of the gate.")
         self.look_after(work, work.tasks[task.task_id])
 
-    def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
+    def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> None:
         """Requeue a task whose lease was lost, which is not a failure (PH.4); put it on hold after too many losses."""
         held = "lease_expiries" if would_hold(task) else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
@@ -1912,7 +1915,6 @@ class Engine:
         self._report_loss(work, task, lease, "lease_expired")
         self._warn_of_losses(work, task)
         self._tell_hold(work, task, lease)
-        return task
 
     def _warn_of_losses(self, work: Work, task: Task) -> None:
         if task.expiries == STUCK_EXPIRIES + 1:

@@ -60,7 +60,7 @@ SELECTION: dict[str, tuple[str, ...]] = {
         "create", "claim", "complete", "fail", "cancel", "expiry", "leases", "batches", "receipts", "obligations",
         "progress", "rerun", "steps", "waiting", "parking", "sessions", "resuming", "permissions", "task_limits",
         "usage", "identity", "tenants", "explain", "pausing")),
-        "tests/heart/test_law.py", "tests/heart/test_attempts.py", "tests/heart/test_adding_an_operation.py"),
+        "tests/heart/test_law.py", "tests/heart/test_attempts.py"),
     "backends/sqlite_tables.py": tuple(f"conformance/test_{name}.py" for name in (
         "create", "claim", "complete", "fail", "expiry", "lists", "receipts", "lanes", "task_limits", "unique",
         "queues", "usage", "workers", "schedules", "erasure", "asking", "families", "output", "obligations",

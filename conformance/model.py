@@ -233,7 +233,7 @@ class Model:
         self.paused: dict[Target, tuple[float | None, wire.Principal, str | None]] = {}      # until when, by whom, why
         self.orders: dict[str, BulkOrder] = {}               # by confirmation
         self.admin = False
-        self.before: tuple[Task, Lease, int, list[str], Any] | None = None      # the call that takes a lease up
+        self.before: tuple[Task, Lease, int, list[str], Any, int] | None = None     # the call that takes a lease up
 
     def perform(self, name: str, by: wire.Principal, ask: wire.Ask, now: float, new_id: NewId,
                 admin: bool = False) -> Reply:
@@ -245,7 +245,6 @@ class Model:
         except ModelRefusal:
             self.take_back()
             raise
-        self.warn_of_loss()
         for task in self.tasks.values():
             if task.output:
                 task.note_state()
@@ -254,13 +253,10 @@ class Model:
     def take_back(self) -> None:
         """Undo that a refused call took a lease up."""
         if self.before is not None:
-            task, lease, expiries, lost_to, taken_up = self.before
-            task.expiries, task.lost_to, lease.taken_up = expiries, lost_to, taken_up
-
-    def warn_of_loss(self) -> None:
-        """Write the anomaly that is due when a call took a lease up."""
-        if self.before is not None:
-            self.warn_of_losses(self.before[0])
+            task, lease, task.expiries, task.lost_to, lease.taken_up, receipts = self.before
+            for receipt in self.receipts[receipts:]:
+                self.told.discard((task.task_id, receipt.body["kind"], None))
+            del self.receipts[receipts:]
 
     # Creating and watching tasks.
 
@@ -895,13 +891,14 @@ class Model:
             raise ModelRefusal("invalid_confirmation")
         if bulk.left is None:       # the ids of these programs do not tell when a task was created
             bulk.left = list(reversed(self.tasks.values()))
-        for _ in range(ask.max_tasks or 500):
-            while bulk.left and not self.meant(bulk.left[0], bulk.ask):
-                bulk.left.pop(0)
-            if bulk.left:
-                self.step(bulk, bulk.left.pop(0))
-        while bulk.left and not self.meant(bulk.left[0], bulk.ask):
-            bulk.left.pop(0)
+        meant = [task for task in bulk.left if self.meant(task, bulk.ask)]      # read at once, and looked at again
+        batch = meant[:ask.max_tasks or 500]
+        for task in batch:
+            if self.meant(task, bulk.ask):
+                self.step(bulk, task)
+            else:
+                bulk.skipped += 1
+        bulk.left = bulk.left[bulk.left.index(batch[-1]) + 1:] if len(meant) > len(batch) else []
         return {"action": bulk.ask.action, "matches": bulk.matches, "at_least": False, "done": bulk.done,
                 "skipped": bulk.skipped, "refused": bulk.refused, "ended": not bulk.left,
                 "begun_by": show_principal(bulk.by)}
@@ -1082,9 +1079,9 @@ class Model:
             raise ModelRefusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
         if by.instance_id and not lease.worker.instance_id and by.instance_id != (lease.taken_up or [None])[0]:
             # It was granted to a process that gave no name.
-            self.before = task, lease, task.expiries, task.lost_to, lease.taken_up
+            self.before = task, lease, task.expiries, task.lost_to, lease.taken_up, len(self.receipts)
             lease.taken_up = (by.instance_id, None)
-            task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
+            self.lose(task, lease)
         return task, lease
 
     def repeated(self, by: wire.Principal, ask: Any, ending: str) -> Lease | None:

@@ -10,6 +10,7 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.parts.model import stored, wire
+from asyncgate.parts.model.views import to_utc
 
 pytestmark = pytest.mark.anyio
 BOSS = {"kind": "human", "id": "boss"}
@@ -353,6 +354,19 @@ async def test_an_answer_that_comes_too_late_does_not_count_also_before_the_swee
     async with gate.unchanged():
         with refused("input_expired"):
             await answer(gate, offer.task_id)
+
+
+async def test_a_task_that_a_question_ends_stays_ended_though_its_deadline_has_passed_in_the_same_sweep(
+        gate: Gate) -> None:
+    offer = await gate.leased(timeouts={"deadline": to_utc(gate.now() + 90)})
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=60, on_expiry="fail")
+
+    await gate.wait(3600)
+
+    task = await gate.task(offer.task_id)
+    told = [receipt.receipt_type for receipt in await gate.receipts(offer.task_id)]
+    assert (task.status, task.held, task.obligation_open) == ("failed", None, False)
+    assert told[-4:] == ["lease.expired", "input.expired", "task.failed", "task.result_ready"]
 
 
 async def test_a_task_fails_that_cannot_go_on_without_its_answer(gate: Gate) -> None:
