@@ -1740,10 +1740,13 @@ class Engine:
         filters = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._open_since(caller, ask.since_receipt_id or ask.cursor, *filters)
         limit = self.limit_page(ask.limit)
-        query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + (not ask.newest), ask.newest)
-        rows = await self.backend.page(caller.tenant_id, query)
+        query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + (not ask.newest), ask.newest,
+                              settled=not ask.newest)
+        rows = settled = await self.backend.page(caller.tenant_id, query)
+        if ask.newest and self.settings.receipt_consistency_mode == "strict":   # a reader goes on where nothing is open
+            settled = await self.backend.page(caller.tenant_id, replace(query, limit=1, settled=True))
         given = ask.since_receipt_id or ask.cursor
-        ends = self.seal_cursors(caller, [row.receipt_id for row in rows], limit, given, *filters)
+        ends = self.seal_cursors(caller, [row.receipt_id for row in settled], limit, given, *filters)
         return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def choose_inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
@@ -1805,7 +1808,8 @@ class Engine:
         """
         who = self.require_subject(caller, ask)
         after = await self._open_since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit_page(ask.limit)))
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(
+            who, after, self.limit_page(ask.limit), settled=True))
         return Obligations(self._describe_server(), await self._read_relationship(caller, who),
                            [show_receipt(caller.tenant_id, row) for row in rows],
                            rows[-1].receipt_id if rows else ask.since_receipt_id)

@@ -243,13 +243,11 @@ TERMINATED = """
                    AND r.receipt_type IN (SELECT value FROM json_each(?3)))"""
 OPEN_FOR_ALL = RECEIPTS + """
     AND r.receipt_id IN (
-        SELECT receipt_id FROM obligations WHERE tenant_id = ?1 AND receipt_id > ?2 ORDER BY receipt_id LIMIT ?3)
-    ORDER BY r.receipt_id"""
+        SELECT receipt_id FROM obligations WHERE tenant_id = ?1 AND receipt_id > ?2 ORDER BY receipt_id LIMIT ?3)"""
 OPEN = RECEIPTS + """
     AND r.receipt_id IN (
         SELECT receipt_id FROM obligations
-        WHERE tenant_id = ?1 AND to_kind = ?2 AND to_id = ?3 AND receipt_id > ?4 ORDER BY receipt_id LIMIT ?5)
-    ORDER BY r.receipt_id"""
+        WHERE tenant_id = ?1 AND to_kind = ?2 AND to_id = ?3 AND receipt_id > ?4 ORDER BY receipt_id LIMIT ?5)"""
 LOST = """
     SELECT task_id FROM (SELECT task_id FROM leases WHERE tenant_id = ?1 AND ending = 'live' AND expires_at <= ?3
                          ORDER BY expires_at LIMIT ?4)
@@ -318,7 +316,7 @@ UNSENT = """
 WAITING = f"""
     SELECT {listed(stored.Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
-OFFERED = WAITING.replace("'waiting'", "'offered'")     # without an index: the outbox of a strict gate is short
+OFFERED = WAITING.replace("'waiting'", "'offered'")
 OPEN_WEBHOOKS = f"""
     SELECT {listed(stored_webhooks.Webhook)} FROM webhooks INDEXED BY webhooks_open
     WHERE tenant_id = ? AND state <> 'ended' AND webhook_id > ? ORDER BY webhook_id LIMIT ?"""
@@ -450,6 +448,19 @@ def make_binder(given: list[Any]) -> Callable[[Any], str]:
         given.append(value)
         return f"?{len(given)}"
     return name
+
+
+def end_before_offered(bind: Callable[[Any], str], to: wire.Principal | None) -> str:
+    """Return the condition that a page of receipts ends before what is offered for it, and may be committed later.
+
+    Only of offered rows `reason` is JSON, and SQLite is free to look at it before it looks at their state.
+    """
+    return f"""
+    AND r.receipt_id < coalesce((
+        SELECT receipt_id FROM outbox WHERE tenant_id = ?1 AND state = 'offered'
+        AND coalesce(CASE state WHEN 'offered' THEN json_extract(reason, '$.receipt.to_id') END
+                     = {bind(to and to.id)}, true)
+        ORDER BY receipt_id LIMIT 1), '~')"""
 
 
 def select_tasks(tenant_id: str, of: queries.TaskFilter, ranges: list[pages.TaskRange],
@@ -787,11 +798,15 @@ class SqliteTables(pages.Pages):
         return receipt_row(rows[0]) if rows else None
 
     async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
-        """Return a page of receipts, oldest first; the single writer makes ids in the order of commits."""
+        """Return a page of receipts, oldest first; the single writer makes ids in the order of commits.
+
+        But not those that a strict gate has offered, before which the page ends.
+        """
         given: list[Any] = [tenant_id, of.after or ""]
         bind = make_binder(given)
         sql = f"{RECEIPTS} AND r.receipt_id > ?2" + pages.narrow(
             bind, to_id=of.to and of.to.id, task_id=of.task_id, receipt_type=of.receipt_type)
+        sql += end_before_offered(bind, of.to) if of.settled and of.task_id is None else ""
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
         sql = queries.page_of(sql, of.to, "r.to_kind", order, 1, of.limit, bind)
         rows = await self._rows(sql, *given)
@@ -805,9 +820,9 @@ class SqliteTables(pages.Pages):
 
     async def find_obligations(self, tenant_id: str, of: queries.ObligationFilter) -> list[stored.Receipt]:
         """Return a page of open obligations from their index."""
-        after = of.after or ""
-        rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
-                      else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
+        given = [tenant_id, *([of.to.kind, of.to.id] if of.to else []), of.after or "", of.limit]
+        ahead = end_before_offered(make_binder(given), of.to) if of.settled else ""
+        rows = await self._rows(f"{OPEN if of.to else OPEN_FOR_ALL}{ahead} ORDER BY r.receipt_id", *given)
         return [receipt_row(row) for row in rows]
 
     async def find_like(self, tenant_id: str, of: queries.IdFilter) -> list[str]:

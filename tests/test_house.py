@@ -53,7 +53,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_000,
+    "backends": 8_030,
     "bench": 2_640,
     "clients": 4_360,
     "clients/typescript": 2_500,
@@ -69,7 +69,7 @@ CEILINGS = {
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,
-    "extras/ledger": 7_080,
+    "extras/ledger": 7_050,
     "extras/limits": 415,
     "extras/oauth": 5_010,
     "extras/outbox": 525,

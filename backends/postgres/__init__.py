@@ -660,8 +660,9 @@ class Postgres(pages.Pages):
 
     async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first, only up to the horizon."""
-        newest = await self._horizon(tenant_id, "receipts")
-        given: list[Any] = [of.after or "", newest]
+        given: list[Any] = [of.after or "", await (
+            self._find_settled_end(tenant_id, of.to) if of.settled and of.task_id is None
+            else self._horizon(tenant_id, "receipts"))]
         bind = sql.make_binder(given)
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3" + pages.narrow(
             bind, to_id=of.to and of.to.id, task_id=of.task_id, receipt_type=of.receipt_type)
@@ -670,20 +671,25 @@ class Postgres(pages.Pages):
         rows = await self._read(tenant_id, statement, *given)
         return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
-    async def _horizon(self, tenant_id: str, table: str) -> str:
+    async def _find_settled_end(self, tenant_id: str, to: wire.Principal | None) -> str:
+        """Return the horizon of the receipts for somebody, also where a strict gate has offered some."""
+        return await self._horizon(tenant_id, "settled", None if to is None else to.id)
+
+    async def _horizon(self, tenant_id: str, name: str, *given: str | None) -> str:
         """Return the last id below which no open transaction can still add a row; wait a moment for such transactions.
 
-        A reader that follows a cursor would miss a row that is added behind its position.
+        A reader that follows a cursor would miss a row that is added behind its position.  Order: what is offered is
+        looked at last, when each transaction that has offered something older than the target has ended.
         """
-        deadline, target = time.monotonic() + HIDDEN_SECONDS, ""
+        deadline, target, key = time.monotonic() + HIDDEN_SECONDS, "", sql.writers_key(uuid.UUID(tenant_id))
         while True:
-            newest, since = (await self._read(tenant_id, sql.HORIZONS[table], sql.writers_key(uuid.UUID(tenant_id))))[0]
+            newest, since, *offered = (await self._read(tenant_id, sql.HORIZONS[name], key, *given))[0]
             target = target or newest or ""
             sure = None if since is None else first_id(since + self.skew)
-            if sure is None or target < sure:
-                return target
-            if time.monotonic() > deadline:
-                return sure
+            is_settled = sure is None or target < sure
+            if is_settled or time.monotonic() > deadline:
+                end: str = min([target if is_settled else sure, *filter(None, offered)])
+                return end
             await asyncio.sleep(0.003)
 
     async def find_settled(self, tenant_id: str) -> float:
@@ -702,11 +708,12 @@ class Postgres(pages.Pages):
                 for row in await self._read(tenant_id, sql.EVENTS, of.task_id, of.after or "", of.limit)]
 
     async def find_obligations(self, tenant_id: str, of: queries.ObligationFilter) -> list[stored.Receipt]:
-        """Return a page of open obligations from their index."""
-        after = of.after or ""
+        """Return a page of open obligations from their index, only up to the horizon if that is asked for."""
+        after, end = of.after or "", await self._find_settled_end(tenant_id, of.to) if of.settled else None
         rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
-        return [sql.receipt_row(row) for row in rows]
+        receipts = map(sql.receipt_row, rows)
+        return [receipt for receipt in receipts if end is None or receipt.receipt_id <= end]
 
     async def find_like(self, tenant_id: str, of: queries.IdFilter) -> list[str]:
         """Return ids of tasks or receipts that begin or end with a text."""

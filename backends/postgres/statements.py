@@ -869,7 +869,7 @@ WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox
 WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
-STRICTLY_OFFERED = WAITING.replace("'waiting'", "'offered'")    # without an index: a strict gate's outbox is short
+STRICTLY_OFFERED = WAITING.replace("'waiting'", "'offered'")
 ON_THE_WAY = f"""
 SELECT {listed(OUTGOING, 'o.')} FROM unnest($2::text[]) AS k (id), LATERAL (
     SELECT * FROM asyncgate.outbox WHERE tenant_id = $1 AND receipt_id = k.id LIMIT 1) AS o"""
@@ -892,6 +892,12 @@ OLDEST_WRITER = f"""
 HORIZONS = {table: f"""
 SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} DESC LIMIT 1), {OLDEST_WRITER}"""
             for table, key in (("receipts", "receipt_id"), ("ledger", "arrival"))}
+# And the first receipt for somebody that a strict gate has offered and may commit later.  Only of offered rows `reason`
+# is JSON, and the planner is free to look at it before it looks at their state.
+HORIZONS["settled"] = f"""{HORIZONS["receipts"]},
+       (SELECT receipt_id FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'offered'
+        AND coalesce(CASE state WHEN 'offered' THEN reason::json #>> '{{receipt,to_id}}' END = $3::text, true)
+        ORDER BY receipt_id LIMIT 1)"""
 # The same for changes of tasks, whose times are read behind that lock.  Order: this time is that of the statement's
 # arrival, so a transaction that takes the lock behind this look changes tasks later.
 SETTLED = f"SELECT extract(epoch FROM statement_timestamp())::float8, {OLDEST_WRITER} WHERE $1::uuid IS NOT NULL"

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from asyncgate import TERMINATES, Caller, Engine, Extension
 from asyncgate.extras.ledger.routing import Routes
-from asyncgate.extras.ledger.settling import read_row
 from asyncgate.extras.ledger.sinks import Filed, Garbled, Outage
 from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.receipts.ledger_marks import ADOPTED_PREFIX, STATED_PREFIX
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from asyncgate.extras.ledger.sinks import Sink
 
 T = TypeVar("T")
-OFFERED_PER_READ = 10_000
 BODIES_PER_READ, MOST_READS = 200, 5        # one call reads at most 5 pages of 200 receipts that others stated
 BODIES_BYTES = 8 * 2**20    # size of the cache of bodies
 SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # size of the cache of others' receipts: of one inbox, and of all
@@ -116,9 +114,8 @@ class Reading(Extension):
         where = (caller.tenant_id, to := await engine.choose_inbox(caller, ask), ask.task_id)
         seal = ("ledger", to, ask.task_id, ask.receipt_type)
         own, theirs = self._read_cursor(caller, ask.since_receipt_id or ask.cursor, where, *seal)
-        reply = await self._list_own(engine, caller, replace(ask, cursor=own, since_receipt_id=None), to)
-        warnings = await self._fill(caller.tenant_id, reply.receipts)
-        own = reply.receipts[-1].receipt_id if reply.receipts else own
+        reply = await Engine.list_receipts(engine, caller, replace(ask, cursor=own, since_receipt_id=None))
+        warnings, own = await self._fill(caller.tenant_id, reply.receipts), reply.cursor
         room = engine.limit_page(ask.limit) - len(reply.receipts)
         more = reply.next_cursor is not None
         if not more:
@@ -131,51 +128,25 @@ class Reading(Extension):
             reply.next_cursor = reply.cursor if more else None
         return add_warnings(reply, warnings)
 
-    async def _list_own(self, engine: Engine, caller: Caller, ask: wire.ListReceipts,
-                        to: wire.Principal | None) -> wire.Receipts:
-        """List this gate's receipts; an inbox of a strict gate only up to the first one that it may still commit.
-
-        That has its id from before the ledger was asked, so the cursor of a reader would have gone past it.
-        """
-        reply = await Engine.list_receipts(engine, caller, ask)
-        inbox = to is not None and ask.task_id is None and not ask.newest
-        while inbox and engine.settings.receipt_consistency_mode == "strict" and reply.receipts:
-            first = await self._find_first_offered(caller.tenant_id, to)
-            before, reply = reply, await Engine.list_receipts(engine, caller, ask)
-            ids = [receipt.receipt_id for receipt in before.receipts]
-            if ids == [receipt.receipt_id for receipt in reply.receipts[:len(ids)]]:     # else one was just committed
-                before.receipts = [receipt for receipt in before.receipts if receipt.receipt_id < first]
-                if len(before.receipts) < len(ids):
-                    before.next_cursor, before.cursor = engine.seal_cursors(
-                        caller, ids[:len(before.receipts)], engine.limit_page(ask.limit), ask.cursor, "receipts", to,
-                        ask.task_id, ask.receipt_type)
-                return before
-        return reply
-
-    async def _find_first_offered(self, tenant_id: str, to: wire.Principal | None) -> str:
-        """Return the first receipt of an inbox that is offered to the ledger and not committed."""
-        rows = await self.engine.backend.page(tenant_id, queries.OutboxFilter("", OFFERED_PER_READ, "offered"))
-        offered = [read_row(row).receipt for row in rows if row.state == "offered"]
-        return min((receipt.receipt_id for receipt in offered if to is not None and to.same(receipt.to)), default="~")
-
     async def get_receipt(self, engine: Engine, caller: Caller, ask: wire.GetReceipt) -> wire.ReceiptRecord:
         """Return a receipt of this gate, or one that others stated."""
         try:
             record = await Engine.get_receipt(engine, caller, ask)
         except errors.ReceiptNotFound:
-            record = await self._foreign(caller, ask)
+            record = await self._get_foreign(caller, ask.receipt_id)
             engine.check_party(caller, caller.principal, record, caller.sees_all)
             return record
         await self._fill(caller.tenant_id, [record])
         return record
 
-    async def _foreign(self, caller: Caller, ask: wire.GetReceipt | wire.AckReceipt) -> wire.ReceiptRecord:
-        try:
-            receipts = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
-        except Outage:
-            receipts = []
+    async def _get_foreign(self, caller: Caller, receipt_id: str) -> wire.ReceiptRecord:
+        """Return a receipt that others stated; what a strict gate has only offered to the ledger is none yet."""
+        receipts = list[Filed]()
+        if not await self.engine.backend.page(caller.tenant_id, queries.OutboxOf((receipt_id,))):
+            with contextlib.suppress(Outage):
+                receipts = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [receipt_id]))
         if not receipts:
-            raise errors.ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+            raise errors.ReceiptNotFound(f"no receipt {receipt_id}; list_receipts shows the receipts there are")
         return receipts[0].shown()
 
     async def get_task_history(self, engine: Engine, caller: Caller, ask: wire.GetTaskHistory) -> wire.History:

@@ -52,15 +52,18 @@ Decide = Callable[["Work"], None]
 
 
 class Named(Ids):
-    """Gives each name the id that it had when the batch was decided before; the second use of a name is another one."""
+    """Gives each name the id that it had when the batch was decided before; the second use of a name is another one.
 
-    def __init__(self, ids: Ids, given: dict[Any, str]) -> None:
+    An id that is new sorts behind what others have committed since: it is made by the time that it is now.
+    """
+
+    def __init__(self, ids: Ids, given: dict[Any, str], now: float) -> None:
         super().__init__()
-        self.ids, self.given, self.used = ids, given, Counter[Any]()
+        self.ids, self.given, self.now, self.used = ids, given, now, Counter[Any]()
 
     def new(self, now: float, mark: int = 0, name: object = None) -> str:
         """Return the id of a name."""
-        return self._give(name, lambda: self.ids.new(now, mark))
+        return self._give(name, lambda: self.ids.new(max(now, self.now), mark))
 
     def lease(self, mark: int = 0, name: object = None) -> str:
         """Return the lease id of a name."""
@@ -114,7 +117,7 @@ class Draft(Struct):
                 work.ready[task.lane].append(task_id)
         for lane, queue in work.ready.items() if self.hidden else ():
             work.ready[lane] = deque([task_id for task_id in queue if task_id not in self.hidden])
-        work.replay(Named(work.ids, self.given), work.now if self.now is None else self.now)
+        work.replay(Named(work.ids, self.given, work.now), work.now if self.now is None else self.now)
         decide(work)
         same = self._take_over(work)
         self.offered |= same        # by the earlier call
@@ -155,8 +158,13 @@ class Draft(Struct):
             work.drop_record(stored.Outgoing, row.receipt_id)
 
     def _roll_back(self, work: Work, savepoint: int, ids: Ids, now: float) -> None:
-        """Take the changes back, and keep only what is to be offered."""
+        """Take the changes back, and keep only what is to be offered.
+
+        What only informs gets an id with the commit: readers wait for nothing but what is offered.
+        """
         self.now = work.now
+        informing = {id for id, receipt in work.written.items() if receipt.receipt_type in INFORMS}
+        self.given = {use: id for use, id in self.given.items() if id not in informing}
         self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
         rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
         work.take_back(savepoint)

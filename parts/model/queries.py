@@ -95,6 +95,9 @@ class ReceiptFilter(Query[stored.Receipt], frozen=True):
     after: str | None           # a receipt_id
     limit: int
     newest: bool = False        # the last ones; still oldest first
+    # Not those behind what a strict gate has offered and may commit later.  A task settles that before it goes on, so
+    # its own receipts are never held back.
+    settled: bool = True
 
 
 class OpenWebhooks(Query[stored_webhooks.Webhook], frozen=True):
@@ -119,6 +122,7 @@ class ObligationFilter(Query[stored.Receipt], frozen=True):
     to: wire.Principal | None
     after: str | None           # a receipt_id
     limit: int
+    settled: bool = False       # nothing that a later commit can still add something before: for readers with a cursor
 
 
 class ScheduleFilter(Query[stored.Schedule], frozen=True):

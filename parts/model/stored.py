@@ -428,7 +428,8 @@ class Outgoing(Struct, frozen=True):
     posted_at: float                    # since when it has been waiting
     # offered: a strict gate has not committed it yet.
     state: Literal["waiting", "parked", "offered"] = "waiting"  # parked: the ledger refused it; no more tries
-    reason: Content[str | None] = None  # the ledger's last answer; of an offered one, what settling it needs
+    # The ledger's last answer; of an offered one JSON with what settling it needs, and with the `receipt` itself.
+    reason: Content[str | None] = None
     tries: int = 0                      # tries without an answer
 
 

@@ -50,7 +50,7 @@ async def list_obligations(engine: Engine, caller: Caller,
     to = read_principal(ask)
     limit, mark = engine.limit_page(ask.limit), ("all obligations", to and (to.kind, to.id))
     after = engine.open_cursor(caller, ask.cursor, *mark)
-    rows = await engine.backend.page(caller.tenant_id, queries.ObligationFilter(to, after, limit + 1))
+    rows = await engine.backend.page(caller.tenant_id, queries.ObligationFilter(to, after, limit + 1, settled=True))
     ends = engine.seal_cursors(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
     now = engine.backend.now()
     owed = await count_owed(engine, caller.tenant_id) if ask.count else UNSET

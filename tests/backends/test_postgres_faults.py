@@ -983,3 +983,19 @@ async def test_an_open_transaction_holds_back_the_end_of_a_list_of_changes(direc
         assert [task.priority for task in before.tasks] == [0]
         assert [task.priority for task in after.tasks] == [7]
         assert (await ada.list_tasks(changed_since=after.as_of)).tasks == []
+
+
+async def test_an_open_transaction_holds_back_the_end_of_what_somebody_owes(direct: str) -> None:
+    """It may add a duty that is older than the last: who follows with the cursor would never see it."""
+    async with opened(direct) as gate, connected(direct) as other:
+        ada, first = gate.as_agent(), await gate.create()
+        async with other.transaction():
+            await other.execute("SELECT set_config('app.tenant_id', $1, true)", TENANT)
+            key = sql.writers_key(uuid.UUID(TENANT))
+            await other.execute("SELECT pg_advisory_xact_lock_shared($1::int, $2::int)", sql.WRITERS, key)
+            second = await gate.create()
+            before = await ada.list_open_obligations()
+        after = await ada.list_open_obligations(since_receipt_id=before.cursor)
+
+        assert [receipt.task_id for receipt in before.open_obligations] == [first]
+        assert [receipt.task_id for receipt in after.open_obligations] == [second]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,9 +14,12 @@ from asyncgate import Extension, Needs, Transact, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
 from asyncgate.extras.ledger.outbox import Ledger
-from asyncgate.parts.model.errors import DatabaseUnavailable
-from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.extras.webhooks.sources import find_position
+from asyncgate.parts.model import wire, wire_operating
+from asyncgate.parts.model.errors import DatabaseUnavailable, ReceiptNotFound
+from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter
 from asyncgate.parts.model.settings import LedgerSettings
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import CUT, StubLedger
 
@@ -206,3 +210,121 @@ async def test_the_reader_of_an_inbox_does_not_go_past_a_receipt_whose_call_may_
     assert [receipt.task_id for receipt in bobs.receipts] == [other]
     assert [receipt.task_id for receipt in after.receipts] == [slow, fast]
     assert [receipt.task_id for receipt in (await ada.list_receipts(newest=True, limit=1)).receipts] == [fast]
+
+
+READS: dict[str, Callable[[Gate, str | None], Any]] = {
+    "an inbox": lambda gate, since: gate.as_agent().list_receipts(since_receipt_id=since),
+    "an inbox by type": lambda gate, since: gate.as_agent().list_receipts(
+        receipt_type="task.assigned", cursor=since),
+    "all receipts": lambda gate, since: gate.as_admin().list_receipts(cursor=since),
+    "what somebody owes": lambda gate, since: gate.as_agent().list_open_obligations(since_receipt_id=since),
+    "what all owe": lambda gate, since: gate.as_admin().list_obligations(cursor=since),
+    "a session's beginning": lambda gate, since: gate.as_agent().bootstrap(since_receipt_id=since),
+}
+
+
+def read_page(reply: Any) -> tuple[list[str | None], str | None]:
+    """Return the tasks of what a read shows, and where its reader goes on."""
+    if isinstance(reply, wire.Welcome):
+        return [row.task_id for row in reply.attention.inbox_receipts], reply.cursor.latest_receipt_id
+    if isinstance(reply, wire_operating.AllObligations):
+        return [row.task_id for row in reply.obligations], reply.cursor
+    rows = reply.open_obligations if isinstance(reply, wire.Obligations) else reply.receipts
+    return [row.task_id for row in rows], reply.cursor
+
+
+@each("what", READS)
+async def test_no_reader_goes_past_a_receipt_whose_call_may_be_repeated(
+        what: str, gate: Gate, stub: StubLedger) -> None:
+    """The repeat takes the receipt that the ledger may have, which is older than what was committed meanwhile."""
+    gate = gate.stranger()
+    first = await gate.create("fast")
+    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
+    with refused("receipt_ledger_unavailable"):
+        await gate.create("slow", idempotency_key="k")
+    fast = await gate.create("fast")
+
+    before, position = read_page(await READS[what](gate, None))
+    nothing, waiting = read_page(await READS[what](gate, position))
+    stub.answer = lambda receipt: FINE
+    slow = await gate.create("slow", idempotency_key="k")
+    after, _ = read_page(await READS[what](gate, waiting))
+
+    assert (before, nothing, after) == ([first], [], [slow, fast])
+
+
+async def test_who_begins_at_the_end_of_an_inbox_gets_what_may_still_be_committed(
+        gate: Gate, stub: StubLedger) -> None:
+    """Also an endpoint for webhooks that is added at that time."""
+    await gate.create("fast")
+    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
+    with refused("receipt_ledger_unavailable"):
+        await gate.create("slow", idempotency_key="k")
+    fast = await gate.create("fast")
+
+    end = await gate.as_agent().list_receipts(newest=True, limit=1)
+    position = await find_position(gate.engine, gate.tenant_id, frozenset())
+    stub.answer = lambda receipt: FINE
+    slow = await gate.create("slow", idempotency_key="k")
+    after = await gate.as_agent().list_receipts(cursor=end.cursor)
+    events = await gate.backend.page(gate.tenant_id, ReceiptFilter(None, None, None, position, 10))
+
+    assert [receipt.task_id for receipt in end.receipts] == [fast]
+    assert [receipt.task_id for receipt in after.receipts] == [slow, fast]
+    assert [receipt.task_id for receipt in events] == [slow, fast]
+
+
+async def test_what_another_process_commits_while_the_ledger_is_asked_hides_no_result(
+        gate: Gate, stub: StubLedger) -> None:
+    """task.result_ready is decided before the ledger is asked, and is not offered."""
+    offer, beside, ada = await gate.leased(), gate.beside(), gate.as_agent()
+    pages: list[Any] = []
+
+    async def answer(receipt: dict[str, Any]) -> Any:
+        if receipt["receipt_type"] == "task.completed":
+            await beside.create("beside")
+            pages.append(await ada.list_receipts())
+        return FINE
+    stub.answer = answer
+
+    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+    pages.append(await ada.list_receipts(cursor=pages[0].cursor))
+
+    assert [[receipt.receipt_type for receipt in page.receipts] for page in pages] == [
+        ["task.assigned", "task.assigned"], ["task.result_ready"]]
+
+
+@pytest.mark.parametrize("receipts", ["strict"], indirect=True)
+async def test_a_receipt_that_the_ledger_has_and_the_gate_has_not_committed_cannot_be_got(
+        make_gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, other = make_gate(), make_gate(instance_id="asyncgate-2")
+    beside, sink = Gate(other.engine, gate.tenant_id), gate.ledger.sink
+    send, offered, shown = sink.send, list[str](), list[Any]()
+
+    async def send_and_get(tenant_id: str, content: bytes) -> None:
+        await send(tenant_id, content)
+        offered.append(json.loads(content)["receipt_id"])
+        with contextlib.suppress(ReceiptNotFound):
+            shown.append(await beside.as_admin().get_receipt(receipt_id=offered[0]))
+    monkeypatch.setattr(sink, "send", send_and_get)
+
+    await gate.create()
+
+    assert shown == []
+    assert (await beside.as_admin().get_receipt(receipt_id=offered[0])).receipt_type == "task.assigned"
+
+
+async def test_where_nothing_is_offered_the_gate_reads_an_inbox_once(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    await gate.create()
+    asked, page = list[Any](), gate.engine.backend.page
+
+    async def page_and_note(tenant_id: str, query: Any) -> Any:
+        asked.append(type(query))
+        return await page(tenant_id, query)
+    monkeypatch.setattr(gate.engine.backend, "page", page_and_note)
+
+    await gate.as_agent().list_receipts()
+
+    assert asked.count(ReceiptFilter) == 1
+    assert OutboxFilter not in asked
