@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity import metering
-from asyncgate.parts.identity.audit import Pruner
+from asyncgate.parts.identity.audit import prune_audit
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.counted import PERIOD_SECONDS
@@ -66,7 +66,7 @@ class Upkeep(Duties, Extension):
                           "calls": Duty(metering.CALLS_SECONDS, self.store_calls),
                           "usage": Duty(PERIOD_SECONDS, self.close_usage),
                           "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
-                          "audit": Duty(3600.0, Pruner(engine).run),
+                          "audit": Duty(3600.0, partial(prune_audit, engine)),
                           "retention": Duty(RETENTION_SECONDS, RowPruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **token_duties(engine), **duties(engine), **extra_duties(engine)})
@@ -262,8 +262,8 @@ def token_duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs of a gate that accepts access tokens."""
     if not engine.settings.security.jwt.has_keys:
         return {}
-    from asyncgate.parts.identity.revocations import RevocationPruner
-    return {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
+    from asyncgate.parts.identity.revocations import prune_revocations
+    return {"revocations": Duty(3600.0, partial(prune_revocations, engine))}
 
 
 def extra_duties(engine: Engine) -> dict[str, Duty]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.routing import Route
 
 from asyncgate import Engine
@@ -30,9 +32,10 @@ def list_duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs of a gate that issues access tokens."""
     if not engine.settings.security.oauth.enabled:
         return {}
-    from asyncgate.extras.oauth.pruning import SessionPruner
-    from asyncgate.extras.oauth.registration import ClientPruner
-    return {"sessions": Duty(3600.0, SessionPruner(engine).run), "clients": Duty(3600.0, ClientPruner(engine).run)}
+    from asyncgate.extras.oauth.pruning import prune_sessions
+    from asyncgate.extras.oauth.registration import prune_clients
+    return {"sessions": Duty(3600.0, partial(prune_sessions, engine)),
+            "clients": Duty(3600.0, partial(prune_clients, engine))}
 
 
 EXTRA = Extra(routes=join_server, duties=list_duties,

@@ -40,7 +40,6 @@ MOST_UNUSED = 1000                          # registered clients that nobody has
 CROWDED_SECONDS = HOUR_SECONDS              # an unused client is kept so long when there are too many
 # A session lasts 90 days at most, so nothing of a client is in use that long after the last sign-in.
 LEFT_SECONDS = 100.0 * DAY_SECONDS
-MOST_FORGOTTEN = 200                        # in one transaction
 METHODS = ("none", "client_secret_basic", "client_secret_post")
 GRANTS = ("authorization_code", "refresh_token")
 
@@ -180,28 +179,10 @@ def is_left(client: stored_oauth.OAuthClient, now: float, unused_seconds: float)
 
 async def forget_clients(engine: Engine, unused_seconds: float) -> int:
     """Forget clients that nobody uses any more; return how many."""
-    now, directory, done = engine.backend.now(), Directory(engine), 0
-    left = [client.client_id for client in await list_own(engine) if is_left(client, now, unused_seconds)]
-    for at in range(0, len(left), MOST_FORGOTTEN):
-        ids = left[at:at + MOST_FORGOTTEN]
-
-        def forget(work: Work, ids: list[str] = ids) -> int:
-            rows = filter(None, [work.find_record(stored_oauth.OAuthClient, id) for id in ids])
-            gone = [row.client_id for row in rows if is_left(row, work.now, unused_seconds)]    # nobody came meanwhile
-            for id in gone:
-                work.drop_record(stored_oauth.OAuthClient, id)
-            return len(gone)
-        done += await directory.change(forget, *((stored_oauth.OAuthClient, (id,)) for id in ids))
-    return done
+    return await Directory(engine).drop(stored_oauth.OAuthClient, lambda row, now: is_left(row, now, unused_seconds))
 
 
-class ClientPruner:
-    """Forgets clients that nobody uses any more, in the one process that leads."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    async def run(self) -> int:
-        """Forget them; return how many."""
-        days = self.engine.settings.security.oauth.client_retention_days
-        return await forget_clients(self.engine, days * DAY_SECONDS) if await self.engine.leads("clients") else 0
+async def prune_clients(engine: Engine) -> int:
+    """Forget clients that nobody uses any more, in the one process that leads; return how many."""
+    days = engine.settings.security.oauth.client_retention_days
+    return await forget_clients(engine, days * DAY_SECONDS) if await engine.leads("clients") else 0

@@ -10,12 +10,13 @@ from msgspec import Struct
 from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.identity.audit import load_head
-from asyncgate.parts.model import queries, wire_admin
+from asyncgate.parts.model import queries, stored, wire_admin
 from asyncgate.parts.model.walking import walk_rows
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
 RecordKey = tuple[type[Struct], tuple[str, ...]]
+MOST_DROPPED = 500          # rows that one transaction deletes
 
 
 class Directory:
@@ -45,6 +46,22 @@ class Directory:
             needs.records.update(keys)
         own = self.engine.make_own_caller(self.tenant_id)
         return await write_audited(self.engine, own, self.tenant_id, load, run)
+
+    async def drop(self, kind: type[R], is_over: Callable[[R, float], bool]) -> int:
+        """Delete the rows of a kind that are over now, so many in each transaction; return how many."""
+        now, done = self.engine.backend.now(), 0
+        over = [stored.key_of(row) async for row in self.read(kind) if is_over(row, now)]
+        for at in range(0, len(over), MOST_DROPPED):
+            keys = over[at:at + MOST_DROPPED]
+
+            def drop(work: Work, keys: list[tuple[str, ...]] = keys) -> int:
+                # A row may have changed since it was read: a person may just have given the consent again.
+                rows = [row for key in keys if (row := work.find_record(kind, *key)) and is_over(row, work.now)]
+                for row in rows:
+                    work.drop_record(kind, *stored.key_of(row))
+                return len(rows)
+            done += await self.change(drop, *((kind, key) for key in keys))
+        return done
 
 
 async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: wire_admin.Severity,

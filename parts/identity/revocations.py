@@ -20,7 +20,6 @@ from asyncgate.parts.process.kit import Flights
 REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
 LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300.0    # an access token lives 90 days at most, and the longest leeway
 LONGEST_SESSION_SECONDS = 30 * DAY_SECONDS          # of the console: what its setting allows at most
-MOST_DROPPED = 500              # expired rows that upkeep deletes in one transaction
 REVOCATION_KEYS: tuple[RecordKey, ...] = ((stored_oauth.RevocationHead, ()),)     # what `revoke` needs loaded
 # A revocation by its id ends every token with that id; the others end those that were issued before it.
 BY_ID = ("token", "session")
@@ -155,28 +154,9 @@ async def drop_expired(engine: Engine) -> int:
 
     The number of the last one stays in the head, so that no number is given twice.
     """
-    directory, now, done = Directory(engine), engine.backend.now(), 0
-    old = [row.revocation_id async for row in directory.read(stored_oauth.Revocation) if row.expires_at <= now]
-    for at in range(0, len(old), MOST_DROPPED):
-        done += await drop_rows(directory, old[at:at + MOST_DROPPED])
-    return done
+    return await Directory(engine).drop(stored_oauth.Revocation, lambda row, now: row.expires_at <= now)
 
 
-async def drop_rows(directory: Directory, ids: list[str]) -> int:
-    """Delete these rows in one transaction."""
-    def drop(work: Work) -> int:
-        for id in ids:
-            work.drop_record(stored_oauth.Revocation, id)
-        return len(ids)
-    return await directory.change(drop)
-
-
-class RevocationPruner:
-    """Deletes expired revocations, in the one process that leads."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    async def run(self) -> int:
-        """Delete what has expired; return how much."""
-        return await drop_expired(self.engine) if await self.engine.leads("revocations") else 0
+async def prune_revocations(engine: Engine) -> int:
+    """Delete what has expired, in the one process that leads; return how much."""
+    return await drop_expired(engine) if await engine.leads("revocations") else 0

@@ -8,7 +8,7 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.extras.oauth.pruning import SessionPruner
+from asyncgate.extras.oauth.pruning import prune_sessions
 from asyncgate.parts.identity.directory import Directory
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import Settings
@@ -55,7 +55,7 @@ async def test_what_ended_days_ago_goes_and_all_else_stays(engine: Engine) -> No
             work.keep_record(row)       # type: ignore[attr-defined]
     await directory.change(keep)
 
-    done = await SessionPruner(engine).run()
+    done = await prune_sessions(engine)
 
     left = [row for kind in (Grant, SignInLink, Consent) for row in await directory.page(kind)]
     assert sorted(map(repr, left)) == sorted(map(repr, rows[6:]))

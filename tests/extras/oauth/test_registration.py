@@ -16,9 +16,9 @@ from asyncgate.extras.oauth.registration import (
     MOST_UNUSED,
     PER_NETWORK,
     REGISTER_PATH,
-    ClientPruner,
     forget_clients,
     is_left,
+    prune_clients,
 )
 from asyncgate.extras.oauth.server import AuthorizationServer
 from asyncgate.extras.oauth.wire import Request
@@ -193,7 +193,7 @@ async def test_what_nobody_uses_is_forgotten_but_nothing_that_an_admin_has_touch
     await registering.store(*gone, *kept)
 
     assert [row for row in (*gone, *kept) if is_left(row, registering.now(), UNUSED_SECONDS)] == gone
-    assert await ClientPruner(registering.server.engine).run() == len(gone)
+    assert await prune_clients(registering.server.engine) == len(gone)
     assert await registering.ids() == {row.client_id for row in kept}
 
 
