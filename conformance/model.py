@@ -253,7 +253,8 @@ class Model:
     def take_back(self) -> None:
         """Undo that a refused call took a lease up."""
         if self.before is not None:
-            task, lease, task.expiries, task.lost_to, lease.taken_up, receipts = self.before
+            task, lease, expiries, lost_to, taken_up, receipts = self.before
+            task.expiries, task.lost_to, lease.taken_up = expiries, lost_to, taken_up
             for receipt in self.receipts[receipts:]:
                 self.told.discard((task.task_id, receipt.body["kind"], None))
             del self.receipts[receipts:]
