@@ -81,8 +81,8 @@ class SealChain:
         self.problems: list[str] = []
         self.ranges: list[stored.Seal] = []
         self.head = START
-        self.late: dict[str, stored.Seal] = {}             # the seal of each receipt that a seal lists
-        self.listed: dict[str, stored.Seal] = {}           # those seals by id
+        self.late = set[str]()                      # the receipts that seals list
+        self.listed: list[stored.Seal] = []         # those seals
         self.digests: dict[str, bytes] = {}         # of listed receipts
         self.at = 0                                 # index of the current range in `ranges`
         self.pending: list[tuple[str, bytes]] = []  # receipts seen in that range
@@ -98,8 +98,8 @@ class SealChain:
         if not seal.late:
             self.ranges.append(seal)
             return
-        self.listed[seal.seal_id] = seal
-        self.late.update(dict.fromkeys(self._listed(seal), seal))
+        self.listed.append(seal)
+        self.late.update(self._listed(seal))
 
     def _listed(self, seal: stored.Seal) -> list[str]:
         try:
@@ -135,7 +135,7 @@ class SealChain:
         """Compare the remaining ranges and lists; return all problems."""
         while self.at < len(self.ranges):
             self._finish()
-        for seal in self.listed.values():
+        for seal in self.listed:
             ids = self._listed(seal)
             held = [(id, self.digests[id]) for id in ids if id in self.digests]
             if hash_digests([digest for _, digest in held]) != seal.digest:

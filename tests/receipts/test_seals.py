@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
@@ -22,9 +24,9 @@ from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Receipt, Seal, SealHead
+from asyncgate.parts.model.stored import Entry, Receipt, Seal, SealHead
 from asyncgate.parts.receipts.sealing import seal
-from asyncgate.parts.receipts.seals import START, SealChain, make_seal, receipt_digest, seal_head
+from asyncgate.parts.receipts.seals import START, SealChain, entry_digest, make_seal, receipt_digest, seal_head
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
@@ -262,3 +264,40 @@ async def test_a_gate_with_skeletons_seals_exports_and_imports_nothing(gate: Gat
             await getattr(bare, operation)()
     with refused("invalid_request"):
         await bare.import_receipts(receipts=(await gate.as_admin().export_receipts()).receipts)
+
+
+# The chain itself.
+
+
+def digest_of(receipt_id: str) -> bytes:
+    return hashlib.sha256(receipt_id.encode()).digest()
+
+
+@pytest.mark.parametrize(("changed", "lost", "problems"), [
+    ("", "", []),
+    ("2", "", ["receipt 2 is not what was sealed (seal 2)"]),
+    ("", "4", ["receipt 4 is missing: seal 3 lists it"]),
+    ("1", "2", ["receipt 1 is not what was sealed (seal 1)", "receipt 2 is missing: seal 2 lists it"]),
+    ("5", "3", ["1 receipt is missing between 1 and 3 (seal 1)", "receipt 5 is not what was sealed (seal 4)"])])
+def test_receipts_that_came_late_are_compared_with_the_seals_that_list_them(
+        changed: str, lost: str, problems: list[str]) -> None:
+    chain, head = SealChain(), START
+    for covered, last, late in (("13", "3", ""), ("02", "3", "02"), ("4", "3", "4"), ("5", "5", "")):
+        chain.add(sealed := make_seal(head, [*map(digest_of, covered)], last, 1.0, late))
+        head = seal_head(sealed)
+
+    for receipt_id in "0123456":
+        if receipt_id != lost:
+            chain.see(receipt_id, digest_of("x" if receipt_id == changed else receipt_id))
+    chain.ends(head)
+
+    assert chain.close() == problems
+    assert (chain.seen, chain.unsealed) == (7 - bool(lost), 1)
+
+
+def test_an_entry_of_an_older_release_is_hashed_without_an_author() -> None:
+    old = Entry("r", "a", "plan.made", "", "service", "s", "agent", "ada", "", "d", "{}")
+    new = replace(old, stated_kind="service", stated_id="s", stated_role="agent")
+
+    assert entry_digest(old).hex() == hashlib.sha256(msgspec.json.encode(astuple(old)[:-3])).hexdigest()
+    assert entry_digest(new).hex() == hashlib.sha256(msgspec.json.encode(astuple(new))).hexdigest()
