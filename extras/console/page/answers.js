@@ -42,12 +42,12 @@ function fail(problem) {
 
 function readOpen(page, id, known) {
   const {value} = known(page, `inputs ${id}`, () => page.call("list_inputs", {task_id: id}));
-  return (value?.inputs ?? []).filter(({state}) => state === "open").map((one) => ({...one, task_id: id}));
+  return (value?.inputs ?? []).filter(({state}) => state === "open").map((question) => ({...question, task_id: id}));
 }
 
 /** Return the buttons that answer what a row of what is owed asks. */
 export function answerOwed(page, row, {known, act}) {
-  const question = readOpen(page, row.task_id, known).find((one) => one.request_receipt_id === row.receipt_id);
+  const question = readOpen(page, row.task_id, known).find((input) => input.request_receipt_id === row.receipt_id);
   return question ? answerButtons(question, act) : null;
 }
 

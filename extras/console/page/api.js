@@ -157,9 +157,9 @@ export function describeCall(operation, ask = {}) {
     delete rest[name];
     return encodeURIComponent(value);
   });
-  const said = Object.entries(rest).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  if (method !== "GET") return {method, path, query: "", body: Object.fromEntries(said)};
-  const query = new URLSearchParams(said.map(([name, value]) => [name, String(value)])).toString();
+  const given = Object.entries(rest).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  if (method !== "GET") return {method, path, query: "", body: Object.fromEntries(given)};
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
   return {method, path, query: query && `?${query}`, body: null};
 }
 

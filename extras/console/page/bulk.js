@@ -49,9 +49,9 @@ export async function askBulk(page, action, filter) {
 }
 
 function showFilter(filter) {
-  const said = Object.entries(filter).filter(([, value]) => value !== undefined);
-  if (!said.length) return h("p", {class: "warning banner"}, NO_FILTER);
-  return h("dl", {class: "facts"}, said.map(([name, value]) => [
+  const words = Object.entries(filter).filter(([, value]) => value !== undefined);
+  if (!words.length) return h("p", {class: "warning banner"}, NO_FILTER);
+  return h("dl", {class: "facts"}, words.map(([name, value]) => [
     h("dt", null, name.replaceAll("_", " ")), h("dd", null, say(value))]));
 }
 
@@ -169,7 +169,7 @@ export function keepTypes(local, queues, type) {
     for (const {type: name, claimable, leased, delayed, held} of queues) {
       counts.set(name, (counts.get(name) ?? 0) + claimable + leased + delayed + held);
     }
-    const unended = [...counts].filter(([, count]) => count).sort(([, one], [, other]) => other - one);
+    const unended = [...counts].filter(([, count]) => count).sort(([, first], [, other]) => other - first);
     local.types = unended.slice(0, MOST_TYPES);
   }
   return local.types ?? [];
@@ -185,7 +185,7 @@ export function typeChips(page, q, type, types) {
 
 /** Offer to stop a type at once: no new leases, or all canceled that fits `cancels`, which is the whole filter. */
 export function stopType(page, type, pauses = [], cancels = {type}) {
-  const paused = pauses.find((one) => one.whole_tenant || (one.type === type && !one.capabilities));
+  const paused = pauses.find((pause) => pause.whole_tenant || (pause.type === type && !pause.capabilities));
   const offers = [pauseButtons(page, paused ? targetOf(paused) : {type}, pauses),
     mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", cancels)}, "Cancel all …")];
   if (!page.may("pause_work") && !mayBulk(page) && !paused) return null;

@@ -145,7 +145,7 @@ function maySee({needs}) {
 function open() {
   if (!session.you) return null;      // the page asks for a credential
   const place = where();
-  const view = VIEWS.find((one) => one.name === place.parts[0] && maySee(one));
+  const view = VIEWS.find((candidate) => candidate.name === place.parts[0] && maySee(candidate));
   if (!view) {
     const first = VIEWS.find(maySee);
     return first ? go([first.name], {}, {replace: true}) : drawNothing();
@@ -245,9 +245,9 @@ function showLiveState() {
 
 function showViews(place) {
   return h("nav", {class: state.menu ? "views open" : "views", "aria-label": "Views", key: "views"},
-    VIEWS.filter((one) => one.letter && maySee(one)).map((one) => h("a", {
-      href: link([one.name]), "aria-current": one === place || one.name === place?.within ? "page" : null,
-    }, one.title, h("kbd", {"aria-hidden": "true"}, `g ${one.letter}`))));
+    VIEWS.filter((view) => view.letter && maySee(view)).map((view) => h("a", {
+      href: link([view.name]), "aria-current": view === place || view.name === place?.within ? "page" : null,
+    }, view.title, h("kbd", {"aria-hidden": "true"}, `g ${view.letter}`))));
 }
 
 function drawPage(page) {
@@ -330,7 +330,7 @@ function bindSkip() {
 }
 
 function bindKeys() {
-  for (const view of VIEWS.filter((one) => one.letter && maySee(one))) {
+  for (const view of VIEWS.filter((candidate) => candidate.letter && maySee(candidate))) {
     keys.on(`g ${view.letter}`, `Go to ${view.title}`, () => go([view.name], {}));
   }
   keys.on("/", "Filter", () => document.querySelector("#main input[type=search]")?.focus());

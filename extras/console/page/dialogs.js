@@ -36,7 +36,7 @@ export function openDialog(title, show, {wide = false} = {}) {
 
 /** Close the dialogs of a view that is left; a secret that is shown once stays. */
 export function closeDialogs() {
-  for (const one of document.querySelectorAll("dialog[open]:not(:has(.secret))")) one.close();
+  for (const dialog of document.querySelectorAll("dialog[open]:not(:has(.secret))")) dialog.close();
 }
 
 /** Ask for fields and do something with them.
@@ -95,13 +95,13 @@ function showField(field, values, draw) {
   }, ...(changed && {onchange: () => changed(values, draw)}), ...(suggested && {list: `${id}-list`}),
   ...(hint && {"aria-describedby": `${id}-hint`})};
   const input = options
-    ? h("select", common, options.map((one) => h("option", {value: one, selected: one === values[name]}, one)))
+    ? h("select", common, options.map((text) => h("option", {value: text, selected: text === values[name]}, text)))
     : rows ? h("textarea", {...common, rows, value: values[name], spellcheck: "false"})
       : h("input", {...common, type, step, ...(isBox ? {checked: Boolean(values[name])} : {value: values[name]}),
         autocomplete: "off", spellcheck: "false"});
   return h("div", {class: isBox ? "field check" : "field", key: name},
     h("label", {for: id}, label), input,
-    suggested && h("datalist", {id: `${id}-list`}, suggested.map((one) => h("option", {value: one}))),
+    suggested && h("datalist", {id: `${id}-list`}, suggested.map((option) => h("option", {value: option}))),
     hint && h("p", {id: `${id}-hint`, class: "quiet"}, hint));
 }
 
@@ -111,19 +111,19 @@ let lastNote = 0;
 
 /** Show a short note; `kind` is good or bad.  A screen reader says it. */
 export function note(text, kind = "good") {
-  const one = {id: ++lastNote, text, kind};
-  notes.push(one);
+  const toast = {id: ++lastNote, text, kind};
+  notes.push(toast);
   drawNotes();
-  setTimeout(() => dropNote(one), kind === "bad" ? 3 * NOTE_MS : NOTE_MS);
+  setTimeout(() => dropNote(toast), kind === "bad" ? 3 * NOTE_MS : NOTE_MS);
 }
 
-function dropNote(one) {
-  const at = notes.indexOf(one);
+function dropNote(toast) {
+  const at = notes.indexOf(toast);
   if (at >= 0) notes.splice(at, 1);
   drawNotes();
 }
 
 function drawNotes() {
-  render(document.getElementById("notes"), notes.map((one) => h("div", {key: one.id, class: `note ${one.kind}`},
-    one.text, h("button", {class: "icon", "aria-label": "Dismiss", onclick: () => dropNote(one)}, "✕"))));
+  render(document.getElementById("notes"), notes.map((toast) => h("div", {key: toast.id, class: `note ${toast.kind}`},
+    toast.text, h("button", {class: "icon", "aria-label": "Dismiss", onclick: () => dropNote(toast)}, "✕"))));
 }

@@ -56,19 +56,19 @@ function patch(known, wanted) {
 }
 
 function patchChildren(parent, known, wanted) {
-  const byKey = new Map(known.filter((one) => one.key !== undefined).map((one) => [one.key, one]));
-  const others = known.filter((one) => one.key === undefined);
+  const byKey = new Map(known.filter((node) => node.key !== undefined).map((node) => [node.key, node]));
+  const others = known.filter((node) => node.key === undefined);
   const svg = parent.namespaceURI === SVG && parent.tagName !== "foreignObject";
   const kept = new Set();
-  const nodes = wanted.map((one) => {
-    const isLike = (other) => !kept.has(other) && other.tag === one.tag;
-    const match = one.key !== undefined ? byKey.get(one.key) : others.find(isLike);
-    if (!match || match.tag !== one.tag || kept.has(match)) return make(one, svg);
+  const nodes = wanted.map((node) => {
+    const isLike = (other) => !kept.has(other) && other.tag === node.tag;
+    const match = node.key !== undefined ? byKey.get(node.key) : others.find(isLike);
+    if (!match || match.tag !== node.tag || kept.has(match)) return make(node, svg);
     kept.add(match);
-    patch(match, one);
-    return one.node;
+    patch(match, node);
+    return node.node;
   });
-  for (const one of known) if (!kept.has(one)) remove(one.node);
+  for (const node of known) if (!kept.has(node)) remove(node.node);
   nodes.forEach((node, at) => {
     if (parent.childNodes[at] !== node) parent.insertBefore(node, parent.childNodes[at] ?? null);
   });

@@ -30,10 +30,10 @@ export function writeJson(value, indent = 0, depth = 0) {
   if (value instanceof Exact) return value.text;
   if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
   const list = Array.isArray(value);
-  const write = (one) => writeJson(one, indent, depth + 1);
+  const write = (inner) => writeJson(inner, indent, depth + 1);
   const colon = indent ? ": " : ":";
   const parts = list ? value.map(write)
-    : Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}${colon}${write(one)}`);
+    : Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}${colon}${write(inner)}`);
   if (!parts.length) return list ? "[]" : "{}";
   const gap = indent ? `\n${" ".repeat(indent * (depth + 1))}` : "";
   const end = indent ? `\n${" ".repeat(indent * depth)}` : "";
@@ -51,13 +51,13 @@ export function jsonTree(value, {name, depth = 0, open = OPEN_DEPTH} = {}) {
     return h("div", {class: "json-line"}, label, h("bdi", {class: `json-${kind}`}, writeJson(value)));
   }
   const list = Array.isArray(value);
-  const members = list ? value.map((one, at) => [at, one]) : Object.entries(value);
+  const members = list ? value.map((inner, at) => [at, inner]) : Object.entries(value);
   const size = list ? `[ ${members.length} ]` : `{ ${members.length} }`;
   const hidden = members.length - MOST_SHOWN;
   if (!members.length) return h("div", {class: "json-line"}, label, list ? "[]" : "{}");
   return h("details", {class: "json", ...(depth < open ? {open: true} : {})},
     h("summary", null, label, h("span", {class: "quiet"}, size)),
-    members.slice(0, MOST_SHOWN).map(([key, one]) => jsonTree(one, {name: key, depth: depth + 1, open})),
+    members.slice(0, MOST_SHOWN).map(([key, inner]) => jsonTree(inner, {name: key, depth: depth + 1, open})),
     hidden > 0 && h("p", {class: "quiet"}, `… ${hidden} more: copy or download it`));
 }
 

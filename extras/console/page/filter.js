@@ -15,16 +15,16 @@ export function readFilter(text, words) {
   for (const [whole, name, quoted, plain, loose, bare] of text.matchAll(WORD)) {
     const [stem, member] = splitWord(name);
     const word = member && `${stem}.` in words ? `${stem}.` : name?.toLowerCase() ?? "";
-    const said = unquote(quoted ?? loose) ?? plain ?? bare ?? "";
+    const value = unquote(quoted ?? loose) ?? plain ?? bare ?? "";
     if (!(word in words)) {
-      const known = Object.keys(words).filter(Boolean).map((one) => `${one}:`).join(" ");
+      const known = Object.keys(words).filter(Boolean).map((prefix) => `${prefix}:`).join(" ");
       problems.push(`${whole} is unknown here; these are known: ${known}`);
-    } else if (!said) problems.push(`${whole} needs a value`);
+    } else if (!value) problems.push(`${whole} needs a value`);
     else {
       try {
-        const found = words[word](said, member);
-        if (Object.keys(found).some((one) => one in values)) throw new Error(SAID_ALREADY);
-        Object.assign(values, found);
+        const fields = words[word](value, member);
+        if (Object.keys(fields).some((field) => field in values)) throw new Error(SAID_ALREADY);
+        Object.assign(values, fields);
       } catch (wrong) {
         problems.push(`${whole}: ${wrong.message}`);
       }
@@ -79,8 +79,8 @@ export function readAge(text) {
 
 /** Read `>2026-11-01` or `<2026-11-01T08:00` into `{after, moment}`; UTC, unless it names a zone. */
 export function readMoment(text) {
-  const said = text.slice(1);
-  const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
+  const spelled = text.slice(1);
+  const moment = new Date(/T/.test(spelled) && !/(Z|[+-]\d\d:?\d\d)$/i.test(spelled) ? `${spelled}Z` : spelled);
   if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) {
     throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
   }

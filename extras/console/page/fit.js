@@ -4,9 +4,9 @@
 export function findLack(worker, queue) {
   const lacks = worker.claims.map((claim) => ({
     type: claim.accept_types.length > 0 && !claim.accept_types.includes(queue.type),
-    missing: queue.capabilities.filter((one) => !claim.capabilities.includes(one))}));
+    missing: queue.capabilities.filter((capability) => !claim.capabilities.includes(capability))}));
   const rank = (lack) => (lack.type ? 1000 : 0) + lack.missing.length;
-  const [nearest] = lacks.sort((one, other) => rank(one) - rank(other));
+  const [nearest] = lacks.sort((first, other) => rank(first) - rank(other));
   return nearest && rank(nearest) === 0 ? null : nearest ?? {type: true, missing: []};
 }
 
@@ -35,8 +35,8 @@ export function toneOf(state) {
 export function splitWorkers(workers, queue, pauses) {
   const order = ["idle", "working", "paused", "silent"];
   const judge = (worker) => ({...worker, state: stateOf(worker, pauses), lack: findLack(worker, queue)});
-  const known = workers.map(judge).sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
-  return {able: known.filter((one) => !one.lack), others: known.filter((one) => one.lack)};
+  const known = workers.map(judge).sort((first, other) => order.indexOf(first.state) - order.indexOf(other.state));
+  return {able: known.filter((worker) => !worker.lack), others: known.filter((worker) => worker.lack)};
 }
 
 /** Return the rows of a list of queues: before several lanes of one type stands a row with their sums. */
@@ -44,25 +44,25 @@ export function groupLanes(queues) {
   const byType = new Map();
   for (const queue of queues) byType.set(queue.type, [...byType.get(queue.type) ?? [], queue]);
   return [...byType].flatMap(([type, lanes]) => lanes.length === 1 ? lanes
-    : [sumLanes(type, lanes), ...lanes.map((one) => ({...one, lane: true}))]);
+    : [sumLanes(type, lanes), ...lanes.map((lane) => ({...lane, lane: true}))]);
 }
 
 function sumLanes(type, lanes) {
-  const sum = (name) => lanes.reduce((total, one) => total + one[name], 0);
+  const sum = (name) => lanes.reduce((total, lane) => total + lane[name], 0);
   const flow = (time) => Object.fromEntries(["started", "ended", "failed", "expired"].map((name) => [name,
-    lanes.reduce((total, one) => total + one[time][name], 0)]));
-  const waits = lanes.map((one) => one.oldest_wait_seconds).filter((one) => one !== null);
+    lanes.reduce((total, lane) => total + lane[time][name], 0)]));
+  const waits = lanes.map((lane) => lane.oldest_wait_seconds).filter((wait) => wait !== null);
   return {queue_id: `all ${type}`, type, lanes: lanes.length, capabilities: [], workers: null,
     by_minute: sumMinutes(lanes), claimable: sum("claimable"), leased: sum("leased"), held: sum("held"),
-    delayed: sum("delayed"), delayed_at_least: lanes.some((one) => one.delayed_at_least),
+    delayed: sum("delayed"), delayed_at_least: lanes.some((lane) => lane.delayed_at_least),
     oldest_wait_seconds: waits.length ? Math.max(...waits) : null,
     last_minute: flow("last_minute"), last_hour: flow("last_hour")};
 }
 
 function sumMinutes(lanes) {
-  const all = lanes.map((one) => one.by_minute).filter(Boolean);
+  const all = lanes.map((lane) => lane.by_minute).filter(Boolean);
   return all.length ? Object.fromEntries(Object.keys(all[0]).map((name) => [name,
-    all[0][name].map((none, at) => all.reduce((total, one) => total + one[name][at], 0))])) : undefined;
+    all[0][name].map((none, at) => all.reduce((total, minutes) => total + minutes[name][at], 0))])) : undefined;
 }
 
 const SAMPLE_MS = 5000;

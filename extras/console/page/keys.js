@@ -26,15 +26,15 @@ export class Keys {
       this.begun = "g";
       return;
     }
-    const found = this.keys.get(key);
-    if (!found) return;
+    const entry = this.keys.get(key);
+    if (!entry) return;
     event.preventDefault();
-    found[1]();
+    entry[1]();
   }
 
   /** Describe the keys for the help. */
   describe() {
-    const spell = (key) => key.split(" ").map((one) => h("kbd", null, one === "Escape" ? "Esc" : one));
+    const spell = (key) => key.split(" ").map((stroke) => h("kbd", null, stroke === "Escape" ? "Esc" : stroke));
     return h("dl", {class: "keys"}, [...this.keys].map(([key, [says]]) => [
       h("dt", null, spell(key)), h("dd", null, says)]));
   }

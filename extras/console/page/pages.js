@@ -10,8 +10,8 @@ export class Pages {
     this.places = [{above: null, cursor: null}];        // where reading may begin, in order
   }
 
-  isBefore(one, other) {
-    return this.newest ? one > other : one < other;
+  isBefore(first, other) {
+    return this.newest ? first > other : first < other;
   }
 
   /** Read again the pages that rows `from` to `to` lie in; a new `ask` counts for what is read from the top. */

@@ -24,7 +24,7 @@ export function nameTarget({type, capabilities, worker}) {
 /** Show what is paused, each with its way out. */
 export function showPauses(pauses, page) {
   return pauses.length > 0 && section("Paused", {},
-    h("ul", {class: "plain stack"}, pauses.map((one) => showPause(one, page))));
+    h("ul", {class: "plain stack"}, pauses.map((pause) => showPause(pause, page))));
 }
 
 function showPause(pause, page) {
@@ -42,7 +42,7 @@ function showPause(pause, page) {
 
 /** Offer to pause, drain or resume one thing; `pauses` are all that hold. */
 export function pauseButtons(page, target, pauses) {
-  const paused = pauses.some((one) => JSON.stringify(targetOf(one)) === JSON.stringify(target));
+  const paused = pauses.some((pause) => JSON.stringify(targetOf(pause)) === JSON.stringify(target));
   return [
     !paused && page.may("pause_work") && h("button", {onclick: () => askPause(page, target)}, "Pause …"),
     !paused && page.may("drain_work") && h("button", {onclick: () => askPause(page, target, {drain: true})}, "Drain …"),

@@ -83,8 +83,8 @@ const ORDER = ["late", "due", "planned", "unplanned", "off"];
 
 /** Return schedules, late ones first, then by their next run. */
 export function orderSchedules(schedules, now) {
-  const place = (one) => ORDER.indexOf(stateOfSchedule(one, now));
-  const next = (one) => one.next_run_at ?? "9";       // without one it comes after all times
-  return [...schedules].sort((one, other) => place(one) - place(other) || next(one).localeCompare(next(other))
-    || nameOf(one).localeCompare(nameOf(other)));
+  const place = (schedule) => ORDER.indexOf(stateOfSchedule(schedule, now));
+  const next = (schedule) => schedule.next_run_at ?? "9";       // without one it comes after all times
+  return [...schedules].sort((first, other) => place(first) - place(other) || next(first).localeCompare(next(other))
+    || nameOf(first).localeCompare(nameOf(other)));
 }

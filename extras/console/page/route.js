@@ -19,8 +19,8 @@ function decode(part) {
 
 /** Return the address of a place: `link(["tasks", id], {q})`; empty parameters are left out. */
 export function link(parts, params = {}) {
-  const said = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const query = new URLSearchParams(said.map(([name, value]) => [name, String(value)])).toString();
+  const given = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`;
 }
 

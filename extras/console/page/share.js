@@ -38,8 +38,8 @@ export function asCurl(operation, ask) {
 /** Return a call as a command of `asyncgate`: what the path names comes first, the rest are options. */
 export function asCommand(operation, ask = {}) {
   const first = namesInPath(operation);
-  const said = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const options = said.filter(([name]) => !first.includes(name)).map(([name, value]) => writeOption(name, value));
+  const given = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const options = given.filter(([name]) => !first.includes(name)).map(([name, value]) => writeOption(name, value));
   const url = addressOf("").href.replace(/\/$/, "");
   return ["asyncgate", operation.replaceAll("_", "-"), ...first.map((name) => quoteShell(String(ask[name]))),
     ...options, "--url", quoteShell(url)].join(" ");
@@ -72,8 +72,8 @@ export function offerCommand(command) {
 
 /** Return a call as Python with the client of this package. */
 export function asPython(operation, ask = {}) {
-  const said = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const values = said.map(([name, value]) => `${name}=${writePython(value)}`).join(", ");
+  const given = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const values = given.map(([name, value]) => `${name}=${writePython(value)}`).join(", ");
   return `from asyncgate.clients.http import Http\n\nwith Http("${addressOf("").href.replace(/\/$/, "")}") as gate:\n`
     + `    print(gate.call("${operation}"${values ? `, ${values}` : ""}))\n`;
 }
@@ -84,7 +84,8 @@ function writePython(value) {
   if (value === null) return "None";
   if (Array.isArray(value)) return `[${value.map(writePython).join(", ")}]`;
   if (typeof value === "object" && !(value instanceof Exact)) {
-    return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${writePython(one)}`).join(", ")}}`;
+    const members = Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}: ${writePython(inner)}`);
+    return `{${members.join(", ")}}`;
   }
   return writeJson(value);
 }
@@ -98,7 +99,7 @@ export function copyMenu(operation, ask, label = "Copy as") {
 
 /** Show a button with a menu; it opens and closes as a disclosure does, and arrows go through its items. */
 export function menu(label, items) {
-  const chooses = items.some((one) => one.attributes?.role === "menuitem");      // otherwise it only tells something
+  const chooses = items.some((item) => item.attributes?.role === "menuitem");      // otherwise it only tells something
   return h("details", {class: "menu", onfocusout: (event) => {
     if (!event.currentTarget.contains(event.relatedTarget)) event.currentTarget.open = false;
   }, onkeydown: (event) => {

@@ -72,16 +72,16 @@ async function beginOAuth(oauth) {
 
 /** Finish a sign-in whose code is in the address; the code does not stay there. */
 export async function finishSignIn() {
-  const said = new URLSearchParams(location.search);
-  if (!said.has("code") && !said.has("error")) return;
+  const answer = new URLSearchParams(location.search);
+  if (!answer.has("code") && !answer.has("error")) return;
   const way = JSON.parse(sessionStorage.getItem(WAY) ?? "null");
   sessionStorage.removeItem(WAY);
   history.replaceState(null, "", location.pathname + (way?.hash ?? ""));
-  if (!way || way.state !== said.get("state")) return note("This sign-in was not begun here. Sign in again.", "bad");
-  if (said.has("error")) return note(said.get("error_description") ?? "Nobody signed in.", "bad");
+  if (!way || way.state !== answer.get("state")) return note("This sign-in was not begun here. Sign in again.", "bad");
+  if (answer.has("error")) return note(answer.get("error_description") ?? "Nobody signed in.", "bad");
   const {oauth} = (await callPage("about")).sign_in;
   const response = await fetch(oauth.token, {method: "POST", body: new URLSearchParams({
-    grant_type: "authorization_code", code: said.get("code"), code_verifier: way.verifier,
+    grant_type: "authorization_code", code: answer.get("code"), code_verifier: way.verifier,
     redirect_uri: oauth.redirect_uri, client_id: oauth.client_id, resource: oauth.resource})});
   const token = await response.json();
   if (!response.ok) return note(token.error_description ?? "The sign-in has failed. Sign in again.", "bad");

@@ -43,7 +43,7 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
   }});
   const all = selected && rows.length > 0 && rows.every((row) => selected.has(key(row)));
   const pickAll = () => rows.forEach((row) => all ? selected.delete(key(row)) : selected.add(key(row)));
-  const pick = (one) => selected.has(one) ? selected.delete(one) : selected.add(one);
+  const pick = (id) => selected.has(id) ? selected.delete(id) : selected.add(id);
   return h("table", {class: "rows", "aria-rowcount": rows.length + 1, onkeydown: moveByKey,
     ready: (node) => (local.node = node)},
     caption && h("caption", null, caption),
@@ -89,6 +89,6 @@ export function exportMenu(name, columns, rows, {more = false} = {}) {
   const item = (ending, type, write) => h("button", {role: "menuitem",
     onclick: () => download(`${name}.${ending}`, type, write())}, ending.toUpperCase() + some);
   return menu("Export", [
-    item("csv", "text/csv", () => writeCsv(columns.map((one) => one.name), rows.map(cells))),
+    item("csv", "text/csv", () => writeCsv(columns.map((column) => column.name), rows.map(cells))),
     item("json", "application/json", () => writeJson(rows, 2))]);
 }

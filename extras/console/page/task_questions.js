@@ -29,5 +29,5 @@ export function askToAttach({id, name}, act) {
 
 function readArtifacts(addresses, mime) {
   const type = mime.trim() && {mime: mime.trim()};
-  return addresses.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri, ...type}));
+  return addresses.split("\n").map((line) => line.trim()).filter(Boolean).map((uri) => ({uri, ...type}));
 }

@@ -30,8 +30,8 @@ function sayAge(seconds) {
 
 /** Read a length of time such as 90s, 5m, 1h or 2d; return its seconds, or null. */
 export function readLength(text) {
-  const found = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/.exec(text.trim().toLowerCase());
-  return found && found[2] in SECONDS ? Number(found[1]) * SECONDS[found[2]] : null;
+  const match = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/.exec(text.trim().toLowerCase());
+  return match && match[2] in SECONDS ? Number(match[1]) * SECONDS[match[2]] : null;
 }
 
 /** Return the seconds since a time that the gate has sent, by the gate's clock. */

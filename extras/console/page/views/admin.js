@@ -19,8 +19,8 @@ const TABS = [
 ];
 
 function findTab(page) {
-  const open = TABS.filter((one) => page.may(one.needs));
-  return {open, tab: open.find((one) => one.name === page.params.tab) ?? open[0]};
+  const open = TABS.filter((tab) => page.may(tab.needs));
+  return {open, tab: open.find((tab) => tab.name === page.params.tab) ?? open[0]};
 }
 
 /** Read what the open tab shows. */
@@ -42,8 +42,8 @@ export function show({tab: loaded, data}, page) {
     h("div", {class: "head"}, h("h1", null, "Admin"),
       tenant && h("p", null, "of tenant ", h("strong", null, tenant), " ",
         h("a", {href: link(["admin"], {tab: tab.name})}, "all"))),
-    h("nav", {class: "tabs", "aria-label": "Admin"}, open.map((one) => h("a",
-      {href: link(["admin"], {tab: one.name, tenant}), "aria-current": one === tab ? "page" : null}, one.title))),
+    h("nav", {class: "tabs", "aria-label": "Admin"}, open.map((other) => h("a",
+      {href: link(["admin"], {tab: other.name, tenant}), "aria-current": other === tab ? "page" : null}, other.title))),
     loaded === tab.name ? h("div", {key: tab.name, class: "stack"}, tab.part.show(data, page))
       : h("p", {class: "empty"}, "Loading …")];
 }

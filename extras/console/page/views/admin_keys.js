@@ -48,7 +48,7 @@ export function show({keys, next_cursor: more}, page) {
       page.may("issue_key") && h("button", {class: "first", onclick: () => issue(page)}, "Issue a key …"),
       exportMenu("keys", columns, keys, {more: Boolean(more)}), copyMenu("list_keys", ask(page))),
     table(page, {name: "keys", columns: changes ? [...columns, actions] : columns, rows: keys,
-      key: (one) => one.key_id, empty: ["There is no issued key. ",
+      key: (key) => key.key_id, empty: ["There is no issued key. ",
         offerCommand(asCommand("issue_key", {name: "mine", principal_kind: "worker", principal_id: "my-worker"}))]}),
     more && h("p", {class: "quiet"}, "These are the first 200: ",
       h("code", null, "asyncgate list-keys"), " shows all.")];

@@ -36,7 +36,7 @@ export function show({rows: users, more}, page) {
       page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
       exportMenu("people", columns, users, {more}), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
-      key: (one) => one.user_id, empty: nobody(page)}),
+      key: (user) => user.user_id, empty: nobody(page)}),
     more && sayThereAreMore(users, "people")];
 }
 
@@ -82,29 +82,29 @@ export function loadSessions(page) {
 /** Show the sessions, of one tenant if the address names it: the gate lists an operator those of all. */
 export function showSessions({rows, more}, page) {
   const {tenant} = page.params;
-  const sessions = tenant ? rows.filter((one) => one.tenant === tenant) : rows;
+  const sessions = tenant ? rows.filter((session) => session.tenant === tenant) : rows;
   const now = page.now();
   const columns = [
-    {name: "client_name", title: "Client", grow: true, show: (one) => say(one.client_name ?? one.client_id)},
-    {name: "principal_id", title: "Acts as", show: (one) => who({kind: one.principal_kind, id: one.principal_id})},
-    {name: "begun_at", title: "Begun", wide: true, show: (one) => when(one.begun_at, now)},
-    {name: "last_used_at", title: "Last used", show: (one) => when(one.last_used_at, now)},
-    {name: "place", title: "Network", wide: true, show: (one) => one.place ?? "–"},
-    {name: "ends_at", title: "Ends", show: (one) => one.ended_at ? badge("ended", "warning") : when(one.ends_at, now)}];
+    {name: "client_name", title: "Client", grow: true, show: (row) => say(row.client_name ?? row.client_id)},
+    {name: "principal_id", title: "Acts as", show: (row) => who({kind: row.principal_kind, id: row.principal_id})},
+    {name: "begun_at", title: "Begun", wide: true, show: (row) => when(row.begun_at, now)},
+    {name: "last_used_at", title: "Last used", show: (row) => when(row.last_used_at, now)},
+    {name: "place", title: "Network", wide: true, show: (row) => row.place ?? "–"},
+    {name: "ends_at", title: "Ends", show: (row) => row.ended_at ? badge("ended", "warning") : when(row.ends_at, now)}];
   const actions = {name: "actions", title: "",
-    show: (one) => !one.ended_at && h("button", {class: "danger", onclick: () => end(page, one)}, "End")};
+    show: (row) => !row.ended_at && h("button", {class: "danger", onclick: () => end(page, row)}, "End")};
   return [
     h("div", {class: "actions end"},
       exportMenu("sessions", columns, sessions, {more}), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
-      key: (one) => one.session_id, empty: ["No client has a session. One begins when a person connects a client: ",
+      key: (row) => row.session_id, empty: ["No client has a session. One begins when a person connects a client: ",
         offerCommand(connectHere())]}),
     more && sayThereAreMore(rows, "sessions")];
 }
 
-async function end(page, one) {
+async function end(page, session) {
   try {
-    await page.act("end_session", {session_id: one.session_id});
+    await page.act("end_session", {session_id: session.session_id});
     note("The session has ended");
   } catch (problem) {
     note(problem.message, "bad");

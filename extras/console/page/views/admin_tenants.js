@@ -32,22 +32,22 @@ export async function load(page) {
 /** Show limits, and the tenants. */
 export function show({tenants, limits}, page) {
   const columns = [
-    {name: "name", title: "Tenant", grow: true, show: (one) => say(one.name || one.tenant)},
-    {name: "tier", title: "Tier", show: (one) => one.tier},
-    {name: "state", title: "State", value: (one) => one.suspended_at ? "suspended" : "active",
-      show: (one) => one.suspended_at ? badge("suspended", "error") : badge("active")},
-    {name: "created_at", title: "Created", wide: true, show: (one) => when(one.created_at, page.now())},
-    {name: "tenant", title: "Id", wide: true, whole: true, show: (one) => h("span", {class: "code"}, one.tenant)}];
-  const actions = {name: "actions", title: "", show: (one) => h("button",
-    {class: one.suspended_at ? "" : "danger", onclick: () => suspend(page, one)},
-    one.suspended_at ? "Let go on" : "Suspend")};
+    {name: "name", title: "Tenant", grow: true, show: (row) => say(row.name || row.tenant)},
+    {name: "tier", title: "Tier", show: (row) => row.tier},
+    {name: "state", title: "State", value: (row) => row.suspended_at ? "suspended" : "active",
+      show: (row) => row.suspended_at ? badge("suspended", "error") : badge("active")},
+    {name: "created_at", title: "Created", wide: true, show: (row) => when(row.created_at, page.now())},
+    {name: "tenant", title: "Id", wide: true, whole: true, show: (row) => h("span", {class: "code"}, row.tenant)}];
+  const actions = {name: "actions", title: "", show: (row) => h("button",
+    {class: row.suspended_at ? "" : "danger", onclick: () => suspend(page, row)},
+    row.suspended_at ? "Let go on" : "Suspend")};
   const shown = page.may("suspend_tenant") ? [...columns, actions] : columns;
   const offers = [exportMenu("tenants", columns, tenants), copyMenu("list_tenants", {})];
   return [
     showLimits(limits, page),
     tenants.length > 0 && section("Tenants", {actions: offers},
-      table(page, {name: "tenants", columns: shown, rows: tenants, key: (one) => one.tenant,
-        open: (one) => link(["admin"], {tab: "tenants", tenant: one.tenant})}))];
+      table(page, {name: "tenants", columns: shown, rows: tenants, key: (row) => row.tenant,
+        open: (row) => link(["admin"], {tab: "tenants", tenant: row.tenant})}))];
 }
 
 function showLimits(limits, page) {

@@ -35,14 +35,14 @@ export function show({usage, budgets}, page) {
     section(`Budgets of ${tenant ?? "this tenant"}`,
       {actions: [page.may("set_budget") && h("button", {onclick: () => change(page)}, "Change …"),
         copyMenu("get_budgets", {tenant})]},
-      budgets.length ? h("div", {class: "meters"}, budgets.map((one) => meter(
-        `${titleOf(one.quantity)}, this month`, round(one.used), one.monthly)))
+      budgets.length ? h("div", {class: "meters"}, budgets.map((budget) => meter(
+        `${titleOf(budget.quantity)}, this month`, round(budget.used), budget.monthly)))
         : h("p", {class: "quiet"}, "No budget is set: use is counted and never refused. ",
           page.may("set_budget") && offerCommand(asCommand("set_budget", {tenant, ...BUDGET})))),
     section("Usage by month (UTC)", {actions: [exportMenu("usage", columns, months),
       copyMenu("get_usage", {tenant, period: "month"})]},
     h("p", {class: "quiet"}, "Counted until ", when(usage.counted_until, page.now()), "."),
-    table(page, {name: "usage", columns, rows: months, key: (one) => one.begins, empty: [
+    table(page, {name: "usage", columns, rows: months, key: (month) => month.begins, empty: [
       "Nothing was used yet. ", page.may("create_task") && offerCommand(asCommand("create_task", FIRST_TASK))]}))];
 }
 

@@ -29,17 +29,17 @@ async function readNumbers() {
   if (!session.you.scopes.includes("metrics:read")) return null;
   const response = await send("metrics");
   if (!response.ok) return null;      // the setting metrics.enabled is off, or the numbers are at another port
-  const found = [];
+  const numbers = [];
   for (const line of (await response.text()).split("\n")) {
     const [, name, labels = "", value] = LINE.exec(line) ?? [];
-    if (name && !/_(bucket|created)$/.test(name)) found.push({name, labels, value});
+    if (name && !/_(bucket|created)$/.test(name)) numbers.push({name, labels, value});
   }
-  return found;
+  return numbers;
 }
 
 /** Show the health of the gate. */
 export function show({health, ready, examination, numbers}, page) {
-  const bad = Object.values(health.upkeep).filter((one) => one.last_error).length;
+  const bad = Object.values(health.upkeep).filter((job) => job.last_error).length;
   return [
     h("div", {class: "head"}, h("h1", null, "Health"), h("div", {class: "actions"}, copyMenu("health", {}),
       examination && copyMenu("examine_gate", {}, "Copy findings as"))),
@@ -52,9 +52,9 @@ export function show({health, ready, examination, numbers}, page) {
     examination && section("Findings", {}, showFindings(examination)),
     section("Upkeep", {}, showUpkeep(health.upkeep, page)),
     section("Processes", {}, h("p", {class: "quiet"}, "Those that have answered this page, behind one address."),
-      [...seen.values()].map(({health: one, at}) => h("div", {key: one.instance_id}, facts([
-        ["Process", h("span", {class: "code"}, one.instance_id)], ["Version", one.version],
-        ["Up", sayLength(one.uptime)], ["Answered", when(new Date(at).toISOString(), page.now())]])))),
+      [...seen.values()].map(({health: process, at}) => h("div", {key: process.instance_id}, facts([
+        ["Process", h("span", {class: "code"}, process.instance_id)], ["Version", process.version],
+        ["Up", sayLength(process.uptime)], ["Answered", when(new Date(at).toISOString(), page.now())]])))),
     section("Numbers", {}, numbers ? showNumbers(numbers, page) : numbers !== null ? askForNumbers(page)
       : h("p", {class: "quiet"}, "The gate shows its numbers at /metrics if the setting metrics.enabled is on "
         + "and the credential has the scope metrics:read."))];
@@ -75,11 +75,11 @@ function showUpkeep(upkeep, page) {
 function showFindings({problem, findings = []}) {
   if (problem) return h("p", {class: "quiet"}, problem.message);
   const sorted = [...findings].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
-  const row = (one, at) => h("li", {key: `${one.check} ${at}`}, badge(one.severity),
-    h("div", null, h("p", null, say(one.seen)), one.cure && h("p", {class: "quiet"}, say(one.cure))));
-  const good = sorted.filter((one) => one.severity === "ok");
+  const row = (finding, at) => h("li", {key: `${finding.check} ${at}`}, badge(finding.severity),
+    h("div", null, h("p", null, say(finding.seen)), finding.cure && h("p", {class: "quiet"}, say(finding.cure))));
+  const good = sorted.filter((finding) => finding.severity === "ok");
   return [
-    h("ul", {class: "findings"}, sorted.filter((one) => one.severity !== "ok").map(row)),
+    h("ul", {class: "findings"}, sorted.filter((finding) => finding.severity !== "ok").map(row)),
     h("details", null, h("summary", null, `${good.length} checks found nothing wrong`),
       h("ul", {class: "findings"}, good.map(row)))];
 }
@@ -94,7 +94,7 @@ function askForNumbers(page) {
 
 function showNumbers(numbers, page) {
   const wanted = (page.params.find ?? "").toLowerCase();
-  const found = numbers.filter(({name, labels}) => `${name}${labels}`.toLowerCase().includes(wanted));
+  const hits = numbers.filter(({name, labels}) => `${name}${labels}`.toLowerCase().includes(wanted));
   return [
     h("div", {class: "filter"}, h("input", {type: "search", "aria-label": "Find numbers",
       placeholder: "such as commit, or queue", value: page.params.find ?? "",
@@ -102,9 +102,9 @@ function showNumbers(numbers, page) {
     h("table", {class: "rows"},
       h("thead", null, h("tr", null,
         h("th", {scope: "col"}, "Name"), h("th", {scope: "col", class: "number"}, "Value"))),
-      h("tbody", null, found.slice(0, 100).map(({name, labels, value}) => h("tr", {key: name + labels, "data-row": ""},
+      h("tbody", null, hits.slice(0, 100).map(({name, labels, value}) => h("tr", {key: name + labels, "data-row": ""},
         h("td", {class: "code grow", "data-title": "Name"},
           name.replace("asyncgate_", ""), h("span", {class: "quiet"}, labels)),
         h("td", {class: "number", "data-title": "Value"}, value))))),
-    found.length > 100 && h("p", {class: "quiet"}, `${found.length - 100} more: search for a part of the name`)];
+    hits.length > 100 && h("p", {class: "quiet"}, `${hits.length - 100} more: search for a part of the name`)];
 }

@@ -130,8 +130,8 @@ async function readType(page, pages, type) {
 }
 
 function sayOwed(some) {
-  const sum = some.reduce((total, one) => total + one.open, 0);
-  return `${sayNumber(sum)}${some.some((one) => one.at_least) ? "+" : ""}`;
+  const sum = some.reduce((total, owed) => total + owed.open, 0);
+  return `${sayNumber(sum)}${some.some((owed) => owed.at_least) ? "+" : ""}`;
 }
 
 // The gate counts what is owed to whom: a list has only its beginning.
@@ -153,37 +153,37 @@ export function concerns(event, page) {
  * It is old after `calm` ms if something has happened since it was read, or else after `idle` ms.
  */
 function known(page, name, read, calm = CALM_MS, idle = 60000) {
-  const one = (page.local.known ??= new Map()).get(name) ?? {at: -Infinity};
-  page.local.known.set(name, one);
-  const age = performance.now() - one.at;
-  if (one.busy || (age < idle && !(age > calm && (page.local.heard ?? 0) > one.at))) return one;
-  Object.assign(one, {busy: true, at: performance.now()});
-  read().then((value) => Object.assign(one, {value, problem: null}), (problem) => Object.assign(one, {problem}))
+  const entry = (page.local.known ??= new Map()).get(name) ?? {at: -Infinity};
+  page.local.known.set(name, entry);
+  const age = performance.now() - entry.at;
+  if (entry.busy || (age < idle && !(age > calm && (page.local.heard ?? 0) > entry.at))) return entry;
+  Object.assign(entry, {busy: true, at: performance.now()});
+  read().then((value) => Object.assign(entry, {value, problem: null}), (problem) => Object.assign(entry, {problem}))
     .finally(() => {
-      one.busy = false;
+      entry.busy = false;
       page.redraw();
     });
-  return one;
+  return entry;
 }
 
 async function act(page, operation, ask) {
   const reply = await page.act(operation, ask);
   page.local.heard = performance.now();
-  for (const one of page.local.known?.values() ?? []) one.at = -Infinity;
+  for (const entry of page.local.known?.values() ?? []) entry.at = -Infinity;
   return reply;
 }
 
 /** Return a task as far as it is known; what is missing or may have changed is read, together with others. */
 function about(page, id) {
   const local = page.local;
-  const one = (local.about ??= new Map()).get(id);
-  const age = performance.now() - (one?.at ?? -Infinity);
-  if (page.may("get_task") && (age > ABOUT_MS || (age > CALM_MS && (local.heard ?? 0) > one.at))) {
+  const entry = (local.about ??= new Map()).get(id);
+  const age = performance.now() - (entry?.at ?? -Infinity);
+  if (page.may("get_task") && (age > ABOUT_MS || (age > CALM_MS && (local.heard ?? 0) > entry.at))) {
     local.wanted ??= new Set();
     if (!local.wanted.size) queueMicrotask(() => readWanted(page));
     local.wanted.add(id);
   }
-  return one?.task ?? {};
+  return entry?.task ?? {};
 }
 
 // Payloads and results would be too much to keep.
@@ -283,9 +283,9 @@ function tasksOf(page, {type, to, olderThan}) {
     ...(olderThan !== undefined && {created_before: new Date(page.now() - olderThan * 1000).toISOString()})};
 }
 
-function rowsOf({pages, about: found}, {type}) {
+function rowsOf({pages, about: tasks}, {type}) {
   const rows = pages?.rows ?? [];
-  return type ? rows.filter((row) => isType(found?.get(row.task_id)?.task?.type, type)) : rows;
+  return type ? rows.filter((row) => isType(tasks?.get(row.task_id)?.task?.type, type)) : rows;
 }
 
 function callShown(page, {to}) {
@@ -300,7 +300,7 @@ function showTiles(page, rows) {
   const owed = readOwed(page);
   const isWhole = owed && !page.params.q;
   const held = readQueues(page);
-  const count = held && held.rows.reduce((sum, one) => sum + one.held, 0);
+  const count = held && held.rows.reduce((sum, queue) => sum + queue.held, 0);
   return h("div", {class: "tiles", key: "tiles"},
     tile(isWhole ? sayOwed(owed) : `${sayNumber(rows.length)}${pages && !pages.done ? "+" : ""}`,
       page.params.q ? "owed, as filtered" : sayWhose(page)),
@@ -318,13 +318,13 @@ function sayWhose(page) {
 }
 
 function showPeople(page, q, {to}) {
-  const people = (readOwed(page) ?? []).map((one) => [nameOf(one.to), sayOwed([one])]);
+  const people = (readOwed(page) ?? []).map((owed) => [nameOf(owed.to), sayOwed([owed])]);
   if (!page.may("list_obligations") || (!people.length && !to)) return null;
   const named = to ? nameOf(to) : null;
   const shown = people.slice(0, 8);
   const isShown = ([name]) => shown.some(([other]) => other === name);
   if (to && !isShown([named])) shown.unshift([named, ""]);
-  const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter((one) => !isShown(one));
+  const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter((choice) => !isShown(choice));
   const showCount = (count) => count !== "" && h("span", {class: "quiet"}, ` ${count}`);
   const choices = [...shown, ...others].map(([name, count]) => [
     [say(name), showCount(count)], withWord(q, "to", name), name === named]);
@@ -338,8 +338,8 @@ function listCases(page, rows) {
     const {type, status, held} = row.task_id ? aboutRow(page, row) : {};
     if (!status) continue;
     const key = `${type} ${status} ${held}`;
-    const one = cases.get(key);
-    if (one) one.more += 1;
+    const match = cases.get(key);
+    if (match) match.more += 1;
     else cases.set(key, {key, row, type, status, held, more: 0});
   }
   return [...cases.values()].slice(0, EXPLAINED);
@@ -349,7 +349,7 @@ function showOldest(page, rows) {
   const cases = page.may("explain_task") ? listCases(page, rows) : [];
   if (!cases.length) return null;
   return section("Why the oldest are still owed", {},
-    h("ol", {class: "cases"}, cases.map((one) => showCase(page, one))));
+    h("ol", {class: "cases"}, cases.map((example) => showCase(page, example))));
 }
 
 function showCase(page, {key, row, type, status, held, more}) {
@@ -432,7 +432,7 @@ function explain(page, row) {
     return h("div", {class: "stack"}, h("p", null, h("strong", null, say(nameTask(page, row)))),
       problem ? h("p", {class: "problem"}, problem.message)
         : h("p", {role: "status"}, value ? say(value.summary) : "…"),
-      value?.also.map((one) => h("p", {class: "quiet"}, "Also: ", say(one.summary))),
+      value?.also.map((cause) => h("p", {class: "quiet"}, "Also: ", say(cause.summary))),
       h("div", {class: "actions end"}, deeds(page, row),
         h("a", {class: "button", href: link(["task", row.task_id]), onclick: () => close()}, "Open the task")));
   });

@@ -42,10 +42,10 @@ function times(number) {
 // What is read.
 
 async function readReceipts(page, whose) {
-  const local = page.local.receipts ??= {found: new Map(), ends: {}, since: await findYesterday(page)};
+  const local = page.local.receipts ??= {byId: new Map(), ends: {}, since: await findYesterday(page)};
   const types = [...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])];
   await Promise.all(types.map((type) => readNew(page, local, type, whose)));
-  return [...local.found.values()];
+  return [...local.byId.values()];
 }
 
 // Receipts are read from a given one on, so this finds one that is a day old: that of a task of yesterday.
@@ -60,9 +60,9 @@ async function readNew(page, local, type, whose) {
   for (let at = 0; at < PAGES_AT_ONCE; at++) {
     const ask = {receipt_type: type, limit: 200, since_receipt_id: local.ends[type] ?? local.since};
     const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", {...ask, ...whose});
-    for (const one of receipts) {
-      if (type === ACKNOWLEDGED) seen.add(one.body?.receipt_id ?? one.parents[0]);
-      else local.found.set(one.receipt_id, one);
+    for (const receipt of receipts) {
+      if (type === ACKNOWLEDGED) seen.add(receipt.body?.receipt_id ?? receipt.parents[0]);
+      else local.byId.set(receipt.receipt_id, receipt);
     }
     local.ends[type] = cursor ?? local.ends[type];
     if (!next) return;
@@ -76,7 +76,7 @@ function knowReceipts(page, known, me) {
 }
 
 function knowHeld(page, known, queues) {
-  if (!page.may("list_tasks") || (page.may("list_queues") && !queues?.some((one) => one.held))) return [];
+  if (!page.may("list_tasks") || (page.may("list_queues") && !queues?.some((queue) => queue.held))) return [];
   const read = () => page.call("list_tasks", {held: true, limit: 50});
   return known(page, "held", read, 3000, 60000).value?.tasks ?? [];
 }
@@ -88,36 +88,36 @@ function collect(page, {values, me, known, about, queues, pauses}) {
   for (const task of knowHeld(page, known, queues)) {
     add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: tellHold(task)});
   }
-  for (const one of receipts.value ?? []) {
-    if (seen.has(one.receipt_id) || Date.parse(one.created_at) < page.now() - DAY_MS) continue;
-    add(byTask, one.task_id ?? one.receipt_id,
-      {kind: RECEIPTS[one.receipt_type], at: one.created_at, to: one.to, receipt: one, says: tell(one)});
+  for (const receipt of receipts.value ?? []) {
+    if (seen.has(receipt.receipt_id) || Date.parse(receipt.created_at) < page.now() - DAY_MS) continue;
+    add(byTask, receipt.task_id ?? receipt.receipt_id,
+      {kind: RECEIPTS[receipt.receipt_type], at: receipt.created_at, to: receipt.to, receipt, says: tell(receipt)});
   }
-  const idle = (queues ?? []).filter((one) => one.claimable && !one.workers);
-  const isMine = (one) => Boolean(me && one.to?.some((to) => to.kind === me.kind && to.id === me.id));
+  const idle = (queues ?? []).filter((queue) => queue.claimable && !queue.workers);
+  const isMine = (entry) => Boolean(me && entry.to?.some((to) => to.kind === me.kind && to.id === me.id));
   const entries = [...idle.map(showIdle), ...pauses.map(showPause), ...byTask.values()]
-    .map((one) => ({...one, mine: isMine(one)}))
-    .filter((one) => fits(one, values, about, page)).sort(compare)
-    .filter((one, at) => at >= LOOKED_UP || !isOver(one, about, page));
+    .map((entry) => ({...entry, mine: isMine(entry)}))
+    .filter((entry) => fits(entry, values, about, page)).sort(compare)
+    .filter((entry, at) => at >= LOOKED_UP || !isOver(entry, about, page));
   const unread = page.may("list_receipts") && !receipts.value;
   return {problem: receipts.problem, unread, entries};
 }
 
-function compare(one, other) {
-  return other.mine - one.mine || KINDS.indexOf(one.kinds[0]) - KINDS.indexOf(other.kinds[0])
-    || (one.at < other.at ? 1 : -1);
+function compare(first, other) {
+  return other.mine - first.mine || KINDS.indexOf(first.kinds[0]) - KINDS.indexOf(other.kinds[0])
+    || (first.at < other.at ? 1 : -1);
 }
 
 function add(byTask, key, {kind, at, to, task, receipt, says}) {
-  const one = byTask.get(key)
+  const entry = byTask.get(key)
     ?? {key, kind, kinds: [], at, to: [], receipts: [], task_id: receipt ? receipt.task_id : key, says};
-  if (!one.kinds.includes(kind)) one.kinds.push(kind);
-  one.kinds.sort((first, second) => KINDS.indexOf(first) - KINDS.indexOf(second));
-  if (KINDS.indexOf(kind) <= KINDS.indexOf(one.kind)) Object.assign(one, {says, kind});
-  if (to && !one.to.some((other) => other.kind === to.kind && other.id === to.id)) one.to.push(to);
-  if (receipt) one.receipts.push(receipt.receipt_id);
-  Object.assign(one, {at: at > one.at ? at : one.at, task: task ?? one.task});
-  byTask.set(key, one);
+  if (!entry.kinds.includes(kind)) entry.kinds.push(kind);
+  entry.kinds.sort((first, second) => KINDS.indexOf(first) - KINDS.indexOf(second));
+  if (KINDS.indexOf(kind) <= KINDS.indexOf(entry.kind)) Object.assign(entry, {says, kind});
+  if (to && !entry.to.some((other) => other.kind === to.kind && other.id === to.id)) entry.to.push(to);
+  if (receipt) entry.receipts.push(receipt.receipt_id);
+  Object.assign(entry, {at: at > entry.at ? at : entry.at, task: task ?? entry.task});
+  byTask.set(key, entry);
 }
 
 function showIdle({queue_id: key, type, capabilities, claimable}) {
@@ -128,11 +128,11 @@ function showIdle({queue_id: key, type, capabilities, claimable}) {
     href: link(["tasks"], {q: withWord("status:queued", "type", type)})};
 }
 
-function showPause(one) {
-  const what = one.whole_tenant ? "Everything" : one.worker ? `Worker ${one.worker}` : one.type;
-  return {key: `pause ${what} ${one.capabilities}`, kinds: ["paused"], type: one.type, at: one.since, title: what,
-    pause: one,
-    says: `Workers get none of it${one.reason ? `: ${one.reason}` : "."}`, href: link(["queues"])};
+function showPause(pause) {
+  const what = pause.whole_tenant ? "Everything" : pause.worker ? `Worker ${pause.worker}` : pause.type;
+  return {key: `pause ${what} ${pause.capabilities}`, kinds: ["paused"], type: pause.type, at: pause.since, title: what,
+    pause: pause,
+    says: `Workers get none of it${pause.reason ? `: ${pause.reason}` : "."}`, href: link(["queues"])};
 }
 
 function tellHold({held, expiries}) {
@@ -152,7 +152,7 @@ function tell({receipt_type: type, body, to}) {
 }
 
 function fits({to, type, task_id: id}, values, about, page) {
-  if (values.to && to && !to.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
+  if (values.to && to && !to.some((owner) => owner.id === values.to.id && owner.kind === values.to.kind)) return false;
   return !values.type || isType(type ?? (id && about(page, id).type), values.type);
 }
 
@@ -170,7 +170,7 @@ export function look(page, context) {
   const all = page.params.look === "all";
   const shown = all ? entries : entries.slice(0, FEW);
   return section("Needs a look", {id: "look"}, problem && h("p", {class: "problem"}, problem.message),
-    entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
+    entries.length ? h("ol", {class: "cases"}, shown.map((entry) => showEntry(page, entry, context)))
       : !problem && h("p", {class: "empty"}, unread ? "Loading …" : sayNothing()),
     entries.length > FEW && h("button", {onclick: () => page.go({look: all ? null : "all"})},
       all ? "Show fewer" : `Show all ${entries.length}`));
@@ -195,22 +195,22 @@ function leap() {
   place.scrollIntoView();
 }
 
-function showEntry(page, one, {about, act, deeds}) {
-  const task = one.task_id ? about(page, one.task_id) : {};
-  const named = task.task_summary || task.type || (one.task_id && endOf(one.task_id));
-  const name = one.title ?? one.type ?? (named || "The gate");
-  const title = one.task_id ? taskLink(one.task_id, say(name))
-    : one.href ? h("a", {href: one.href}, say(name)) : say(name);
-  return h("li", {key: one.key},
-    h("p", {class: "case-head"}, one.kinds.map((kind) => [badge(kind, TONES[kind] ?? "warning"), " "]),
-      one.mine && [badge("for you", "note"), " "], h("strong", null, title),
-      h("span", {class: "quiet"}, one.to?.map((to) => [who(to), " "]), one.at && when(one.at, page.now()))),
-    h("p", null, say(one.says)),
-    h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
-      one.pause && resumeButton(page, one.pause, name, (...asked) => act(page, ...asked)),
-      one.receipts?.length > 0 && page.may("ack_receipt") && h("button",
+function showEntry(page, entry, {about, act, deeds}) {
+  const task = entry.task_id ? about(page, entry.task_id) : {};
+  const named = task.task_summary || task.type || (entry.task_id && endOf(entry.task_id));
+  const name = entry.title ?? entry.type ?? (named || "The gate");
+  const title = entry.task_id ? taskLink(entry.task_id, say(name))
+    : entry.href ? h("a", {href: entry.href}, say(name)) : say(name);
+  return h("li", {key: entry.key},
+    h("p", {class: "case-head"}, entry.kinds.map((kind) => [badge(kind, TONES[kind] ?? "warning"), " "]),
+      entry.mine && [badge("for you", "note"), " "], h("strong", null, title),
+      h("span", {class: "quiet"}, entry.to?.map((to) => [who(to), " "]), entry.at && when(entry.at, page.now()))),
+    h("p", null, say(entry.says)),
+    h("div", {class: "actions"}, entry.task_id && deeds(page, entry.task_id, name),
+      entry.pause && resumeButton(page, entry.pause, name, (...asked) => act(page, ...asked)),
+      entry.receipts?.length > 0 && page.may("ack_receipt") && h("button",
         {class: "small", "aria-label": `Acknowledge: ${name}`, title: "It changes nothing else",
-          onclick: () => acknowledge(page, one, act)}, "Acknowledge")));
+          onclick: () => acknowledge(page, entry, act)}, "Acknowledge")));
 }
 
 async function acknowledge(page, {receipts}, act) {

@@ -44,7 +44,7 @@ const archiveColumns = [
 ];
 
 function withPage(columns, page) {
-  return columns.filter((one) => !one.hidden).map((one) => ({...one, show: (row) => one.show(row, page)}));
+  return columns.filter(({hidden}) => !hidden).map((column) => ({...column, show: (row) => column.show(row, page)}));
 }
 
 /** Show the ledger. */
@@ -64,7 +64,7 @@ export function show({config, lag, seals, archive}, page) {
     h("p", {class: "quiet"},
       "A seal is a hash over receipts and the seal before. Keep a number with its hash elsewhere; ",
       h("code", null, "asyncgate verify --ledger --seal NUMBER:HASH"), " proves later that nobody rewrote a receipt."),
-    table(page, {name: "seals", columns: withPage(sealColumns, page), rows: seals, key: (one) => one.number,
+    table(page, {name: "seals", columns: withPage(sealColumns, page), rows: seals, key: (row) => row.number,
       empty: ["Nothing is sealed yet. The gate seals new receipts every minute. ",
         page.may("seal_receipts") && offerCommand(asCommand("seal_receipts"))]})),
     section("Archive", {actions: [
@@ -103,7 +103,7 @@ function showArchive(archive, page) {
       task && page.may("restore_archive")
         && h("button", {type: "button", onclick: () => restore(page)}, "Restore …")),
     table(page, {name: "archive", columns: withPage(archiveColumns, page), rows: archive.receipts,
-      key: (one) => one.receipt_id, empty: task ? "No archived receipt is of that task."
+      key: (receipt) => receipt.receipt_id, empty: task ? "No archived receipt is of that task."
         : ["Nothing is archived. ", page.may("run_archive") && offerCommand(asCommand("run_archive"))]}),
     archive.next_cursor && h("p", {class: "quiet"}, "These are the oldest 100. Name a task to see its own.")];
 }

@@ -33,14 +33,14 @@ export function show({limits, limit}, page) {
 
 function showLimits(limits, page) {
   const columns = [
-    {name: "name", title: "Limit", grow: true, show: (one) => say(one.name)},
-    {name: "state", title: "State", value: stateOf, show: (one) => showState(one)},
-    {name: "in_use", title: "In use", number: true, show: (one) => one.in_use},
-    {name: "waiting", title: "Waiting", number: true, show: (one) => one.waiting},
-    ...RULES.map((name) => ({name, title: sayRule(name), wide: true, value: (one) => sayAllowed(name, one[name]),
-      show: (one) => sayAllowed(name, one[name]) ?? h("span", {class: "quiet"}, "any")}))];
-  const sum = (name) => limits.reduce((total, one) => total + one[name], 0);
-  const stopped = limits.filter((one) => one.stopped_until).length;
+    {name: "name", title: "Limit", grow: true, show: (limit) => say(limit.name)},
+    {name: "state", title: "State", value: stateOf, show: (limit) => showState(limit)},
+    {name: "in_use", title: "In use", number: true, show: (limit) => limit.in_use},
+    {name: "waiting", title: "Waiting", number: true, show: (limit) => limit.waiting},
+    ...RULES.map((name) => ({name, title: sayRule(name), wide: true, value: (limit) => sayAllowed(name, limit[name]),
+      show: (limit) => sayAllowed(name, limit[name]) ?? h("span", {class: "quiet"}, "any")}))];
+  const sum = (name) => limits.reduce((total, limit) => total + limit[name], 0);
+  const stopped = limits.filter((limit) => limit.stopped_until).length;
   return [
     h("div", {class: "head"}, h("h1", null, "Limits"), h("div", {class: "actions"},
       page.may("set_limit") && h("button", {onclick: () => change(page)}, "Set a limit …"),
@@ -48,7 +48,7 @@ function showLimits(limits, page) {
     h("div", {class: "tiles"}, tile(sum("in_use"), "leases that count"), tile(sum("waiting"), "tasks that wait"),
       tile(stopped, "stopped", {tone: stopped ? "warning" : ""})),
     table(page, {name: "limits", caption: h("span", {class: "off-screen"}, "Limits"), columns, rows: limits,
-      key: (one) => one.name, open: (one) => link(["limits", one.name]), empty: noLimits()}),
+      key: (limit) => limit.name, open: (limit) => link(["limits", limit.name]), empty: noLimits()}),
     h("p", {class: "quiet"}, "A task that names two limits counts under both.")];
 }
 
@@ -97,20 +97,20 @@ function showLimit(limit, page) {
 function showOverrides({overrides}, page) {
   const rows = Object.entries(overrides).map(([key, rules]) => ({key, weight: 1, ...rules}));
   const rule = (name) => ({name, title: sayRule(name),
-    show: (one) => sayAllowed(name, one[name] ?? null) ?? h("span", {class: "quiet"}, "as others")});
+    show: (row) => sayAllowed(name, row[name] ?? null) ?? h("span", {class: "quiet"}, "as others")});
   return rows.length > 0 && section("Keys that differ", {}, table(page, {name: "overrides", rows,
-    key: (one) => one.key, columns: [
-      {name: "key", title: "Key", grow: true, show: (one) => say(one.key)}, rule("concurrency_per_key"), rule("rate"),
-      {name: "weight", title: sayRule("weight"), number: true, show: (one) => one.weight}]}));
+    key: (row) => row.key, columns: [
+      {name: "key", title: "Key", grow: true, show: (row) => say(row.key)}, rule("concurrency_per_key"), rule("rate"),
+      {name: "weight", title: sayRule("weight"), number: true, show: (row) => row.weight}]}));
 }
 
 function showHolders({holders, more_holders: more}, page) {
   const columns = [
-    {name: "task_id", title: "Task", grow: true, show: (one) => taskLink(one.task_id)},
-    {name: "key", title: "Key", show: (one) => one.key ? say(one.key) : h("span", {class: "quiet"}, "no key")},
-    {name: "since", title: "Leased", show: (one) => when(one.since, page.now())}];
+    {name: "task_id", title: "Task", grow: true, show: (lease) => taskLink(lease.task_id)},
+    {name: "key", title: "Key", show: (lease) => lease.key ? say(lease.key) : h("span", {class: "quiet"}, "no key")},
+    {name: "since", title: "Leased", show: (lease) => when(lease.since, page.now())}];
   return section("Who holds it", {}, table(page, {name: "holders", columns, rows: holders,
-    key: (one) => `${one.key} ${one.task_id}`, empty: "No lease counts against it now."}),
+    key: (lease) => `${lease.key} ${lease.task_id}`, empty: "No lease counts against it now."}),
   more && h("p", {class: "quiet"}, `These are the first ${holders.length}; there are more.`));
 }
 

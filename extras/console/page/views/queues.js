@@ -38,15 +38,15 @@ export async function load(page) {
   const [id] = page.parts;
   const {pauses} = page.may("list_pauses") ? await page.call("list_pauses") : {pauses: []};
   if (!id) {
-    const found = await callAll(page, "list_queues", "queues", {minutes: LIST_MINUTES});
-    for (const queue of found.rows) note(queue, page.now());
-    return {...found, pauses};
+    const list = await callAll(page, "list_queues", "queues", {minutes: LIST_MINUTES});
+    for (const queue of list.rows) note(queue, page.now());
+    return {...list, pauses};
   }
   const queue = await page.call("get_queue", {queue_id: id, minutes: MINUTES});
   note(queue, page.now());
   const [{queues}, workers] = await Promise.all([page.call("list_queues", {limit: 200, type: queue.type}),
     page.may("list_workers") ? callAll(page, "list_workers", "workers") : null]);
-  return {queue, lanes: queues.filter((one) => one.queue_id !== id), workers, pauses};
+  return {queue, lanes: queues.filter((lane) => lane.queue_id !== id), workers, pauses};
 }
 
 function note(queue, now) {
@@ -71,7 +71,7 @@ export function show(data, page) {
 
 // All queues.
 
-const isPaused = (queue, pauses) => pauses.some((one) => stopsQueue(one, queue));
+const isPaused = (queue, pauses) => pauses.some((pause) => stopsQueue(pause, queue));
 
 function isStuck(queue, pauses) {
   return queue.claimable > 0 && queue.workers === 0 && !isPaused(queue, pauses);
@@ -126,7 +126,7 @@ function showQueues({rows, more, pauses}, page) {
   const queues = rows.filter((queue) => fits(queue, values, pauses));
   const sum = (name) => queues.reduce((total, queue) => total + queue[name], 0);
   const columns = listColumns(pauses);
-  const exported = [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")];
+  const exported = [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((column) => column.name !== "chart")];
   return [
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
@@ -162,11 +162,11 @@ function fits(queue, {type, needs, name, is}, pauses) {
 
 function warnOfStuck(queues) {
   if (!queues.length) return null;
-  const tasks = queues.reduce((total, one) => total + one.claimable, 0);
+  const tasks = queues.reduce((total, queue) => total + queue.claimable, 0);
   const more = queues.length - FEW;
   return h("div", {class: "warning banner"},
     h("strong", null, `Nobody can take ${tasks} waiting task${tasks === 1 ? "" : "s"}: `),
-    queues.slice(0, FEW).map((one, at) => [at > 0 && ", ", h("a", {href: linkQueue(one.queue_id)}, say(one.type))]),
+    queues.slice(0, FEW).map((row, at) => [at > 0 && ", ", h("a", {href: linkQueue(row.queue_id)}, say(row.type))]),
     more > 0 && [" and ", h("a", {href: link(["queues"], {q: "is:stuck"})}, `${more} more queues`)], ".");
 }
 
@@ -174,7 +174,7 @@ function warnOfStuck(queues) {
 
 function showQueue({queue, lanes, workers, pauses}, page) {
   const lane = {type: queue.type, capabilities: queue.capabilities};
-  const mine = pauses.filter((one) => stopsQueue(one, queue));
+  const mine = pauses.filter((pause) => stopsQueue(pause, queue));
   const split = splitWorkers(workers?.rows ?? [], queue, pauses);
   const waiting = link(["tasks"], {q: `${writeWord("type", queue.type)} status:queued`});
   return [
@@ -216,7 +216,7 @@ function showLane({queue_id: id, capabilities, claimable, leased}) {
 /** Say why waiting tasks are taken by nobody, and what helps. */
 function warnOfNobody(queue, {able, others}, mine) {
   if (!queue.claimable || mine.length) return null;
-  const states = new Set(able.map((one) => one.state));
+  const states = new Set(able.map((worker) => worker.state));
   if (states.has("idle")) return null;
   if (states.has("working")) {
     return h("p", {class: "busy banner"}, "Everybody who can take these tasks is working on others.");
@@ -228,9 +228,9 @@ function warnOfNobody(queue, {able, others}, mine) {
 }
 
 function sayLack({type, capabilities}, others) {
-  const active = others.filter((one) => one.state !== "silent");
-  const [nearest] = (active.length ? active : others).filter((one) => !one.lack.type)
-    .sort((one, other) => one.lack.missing.length - other.lack.missing.length);
+  const active = others.filter((worker) => worker.state !== "silent");
+  const [nearest] = (active.length ? active : others).filter((worker) => !worker.lack.type)
+    .sort((first, other) => first.lack.missing.length - other.lack.missing.length);
   if (nearest) {
     return ["The nearest is ", say(nearest.worker.id), ", which lacks ", nameCapabilities(nearest.lack.missing), "."];
   }
@@ -250,7 +250,7 @@ function showFlow(queue, page) {
   const counted = {started, ended, lost: failed.map((count, at) => count + expired[at])};
   const timed = (numbers) => numbers.map((number, at) => [page.now() - (MINUTES - 1 - at) * MINUTE_MS, number]);
   return section("What happens", {},
-    h("div", {class: "charts"}, chart(samples.map((one) => [one.at, one.claimable]), "Waiting", {key: "claimable"}),
+    h("div", {class: "charts"}, chart(samples.map(({at, claimable}) => [at, claimable]), "Waiting", {key: "claimable"}),
       CHARTS.map(([name, label]) => chart(timed(counted[name]), label, {key: name, usual: hour[name] / 60}))),
     h("p", {class: "quiet"}, `Waiting is drawn from ${sayClock(samples[0].at, page.now())} on, when this page began `
       + "to look; all else is what the gate counted in the last hour. The dashed line is the mean."),
@@ -262,19 +262,19 @@ function showFlow(queue, page) {
 
 function showLately(name, flow) {
   return h("tr", {"data-row": ""}, h("th", {scope: "row"}, name),
-    FLOWS.map(([label, one]) => h("td", {"data-title": label}, flow[one])));
+    FLOWS.map(([label, member]) => h("td", {"data-title": label}, flow[member])));
 }
 
 const toldColumn = {name: "why", title: "Answer", grow: true, wide: true,
-  show: (one) => say(one.claims[0]?.why_none ?? "–")};
+  show: (worker) => say(worker.claims[0]?.why_none ?? "–")};
 
 const workerColumns = (page, kind) => [
   {name: "worker", title: "Worker", show: ({worker}) => showWorker(worker)},
   {name: "state", title: "State", show: ({state}) => badge(state, toneOf(state))},
-  kind === "able" ? {name: "holding", title: "Holds", number: true, show: (one) => one.holding}
+  kind === "able" ? {name: "holding", title: "Holds", number: true, show: (worker) => worker.holding}
     : {name: "lack", title: "Lacks", grow: true, show: ({lack}) => [lack.type && "does not accept the type",
       lack.type && lack.missing.length > 0 && "; ", lack.missing.length > 0 && nameCapabilities(lack.missing)]},
-  {name: "asked", title: "Last asked", show: (one) => when(one.last_claim_at, page.now())},
+  {name: "asked", title: "Last asked", show: (worker) => when(worker.last_claim_at, page.now())},
   ...(kind === "able" ? [toldColumn] : [])];
 
 function listWorkers(workers, page, kind) {

@@ -30,11 +30,11 @@ const words = {
 
 /** Read the schedules, or one of them with the order that it began with. */
 export async function load(page) {
-  const found = await callAll(page, "list_schedules", "schedules", {runs: 200});
+  const list = await callAll(page, "list_schedules", "schedules", {runs: 200});
   const [id] = page.parts;
-  if (!id) return found;
-  const one = found.rows.find((row) => row.schedule_id === id);
-  return {...found, one, order: one && page.may("get_receipt") ? await readOrder(page, one) : null};
+  if (!id) return list;
+  const schedule = list.rows.find((row) => row.schedule_id === id);
+  return {...list, schedule, order: schedule && page.may("get_receipt") ? await readOrder(page, schedule) : null};
 }
 
 async function readOrder(page, {created_receipt_id: id}) {
@@ -43,27 +43,27 @@ async function readOrder(page, {created_receipt_id: id}) {
 
 /** The schedule's name stands in the title of its page. */
 export function title(page) {
-  return page.parts.length ? page.data?.one ? nameOf(page.data.one) : page.parts[0] : "Schedules";
+  return page.parts.length ? page.data?.schedule ? nameOf(page.data.schedule) : page.parts[0] : "Schedules";
 }
 
 /** Show the schedules, or one of them. */
 export function show(data, page) {
   if (!page.parts.length) return showAll(data, page);
-  return data.one ? showOne(data, page) : [h("h1", null, say(page.parts[0])), h("p", {class: "empty"},
+  return data.schedule ? showOne(data, page) : [h("h1", null, say(page.parts[0])), h("p", {class: "empty"},
     "No schedule of this name is known. ", h("a", {href: link(["schedules"])}, "All schedules"))];
 }
 
 const columns = (page) => [
-  {name: "name", title: "Schedule", grow: true, value: nameOf, show: (one) => say(nameOf(one))},
-  {name: "task_type", title: "Creates", wide: true, show: (one) => one.task_type ? say(one.task_type) : "–"},
-  {name: "state", title: "State", value: (one) => stateOfSchedule(one, page.now()),
-    show: (one) => showState(one, page)},
-  {name: "next_run_at", title: "Next run", show: (one) => when(one.enabled && one.next_run_at, page.now())},
-  {name: "plan", title: "Runs", whole: true, value: (one) => sayPlan(one, sayLength), show: (one) => showPlan(one)},
-  {name: "last_status", title: "Last run", whole: true, value: (one) => one.last_status,
-    show: (one) => showLast(one, page)},
-  {name: "owner", title: "Owner", widest: true, value: (one) => one.owner.id, show: (one) => who(one.owner)},
-  {name: "actions", title: "", show: (one) => h("span", {class: "actions row-actions"}, showOrders(one, page, true))}];
+  {name: "name", title: "Schedule", grow: true, value: nameOf, show: (row) => say(nameOf(row))},
+  {name: "task_type", title: "Creates", wide: true, show: (row) => row.task_type ? say(row.task_type) : "–"},
+  {name: "state", title: "State", value: (row) => stateOfSchedule(row, page.now()),
+    show: (row) => showState(row, page)},
+  {name: "next_run_at", title: "Next run", show: (row) => when(row.enabled && row.next_run_at, page.now())},
+  {name: "plan", title: "Runs", whole: true, value: (row) => sayPlan(row, sayLength), show: (row) => showPlan(row)},
+  {name: "last_status", title: "Last run", whole: true, value: (row) => row.last_status,
+    show: (row) => showLast(row, page)},
+  {name: "owner", title: "Owner", widest: true, value: (row) => row.owner.id, show: (row) => who(row.owner)},
+  {name: "actions", title: "", show: (row) => h("span", {class: "actions row-actions"}, showOrders(row, page, true))}];
 const EXPORTED = ["schedule_id", "scheduler", "cron_expr", "timezone", "interval_seconds", "last_run_at",
   "last_task_id"];
 
@@ -72,9 +72,9 @@ function nameScheduler({scheduler}, page) {
   return h("a", {href: link(["workers", scheduler.kind, scheduler.id])}, say(scheduler.id));
 }
 
-function showPlan(one) {
-  const text = sayPlan(one, sayLength);
-  return one.cron_expr ? h("span", {class: "code"}, say(text)) : text;
+function showPlan(schedule) {
+  const text = sayPlan(schedule, sayLength);
+  return schedule.cron_expr ? h("span", {class: "code"}, say(text)) : text;
 }
 
 function showLast({last_run_at: at, last_status: status, last_task_id: task}, page) {
@@ -85,14 +85,14 @@ function showLast({last_run_at: at, last_status: status, last_task_id: task}, pa
 
 const ORDERS = {
   run_schedule: ["Run now", () => true, "its scheduler creates the task"],
-  pause_schedule: ["Pause", (one) => one.enabled, "its scheduler creates no more tasks"],
-  resume_schedule: ["Resume", (one) => !one.enabled, "it goes on from now"]};
+  pause_schedule: ["Pause", (schedule) => schedule.enabled, "its scheduler creates no more tasks"],
+  resume_schedule: ["Resume", (schedule) => !schedule.enabled, "it goes on from now"]};
 
-function showOrders(one, page, small) {
-  const fitting = Object.entries(ORDERS).filter(([name, [, fits]]) => page.may(name) && fits(one));
+function showOrders(schedule, page, small) {
+  const fitting = Object.entries(ORDERS).filter(([name, [, fits]]) => page.may(name) && fits(schedule));
   return fitting.map(([name, [word, , says]]) =>
-    h("button", {key: name, class: small ? "small" : "", "aria-label": `${word}: ${nameOf(one)}`,
-      onclick: () => page.act(name, {schedule_id: one.schedule_id}).then(() => note(`Ordered: ${says}`),
+    h("button", {key: name, class: small ? "small" : "", "aria-label": `${word}: ${nameOf(schedule)}`,
+      onclick: () => page.act(name, {schedule_id: schedule.schedule_id}).then(() => note(`Ordered: ${says}`),
         (problem) => note(problem.message, "bad"))}, word));
 }
 
@@ -118,8 +118,8 @@ function sayRuns(schedule, page) {
 function showAll({rows, more}, page) {
   const q = page.params.q ?? "";
   const {values, problems} = readFilter(q, words);
-  const schedules = orderSchedules(rows.filter((one) => fits(one, values, page)), page.now());
-  const count = (state) => rows.filter((one) => fits(one, {...values, is: state}, page)).length;
+  const schedules = orderSchedules(rows.filter((schedule) => fits(schedule, values, page)), page.now());
+  const count = (state) => rows.filter((schedule) => fits(schedule, {...values, is: state}, page)).length;
   const shown = columns(page);
   const states = STATES.filter((state) => count(state) || ["late", "planned"].includes(state));
   return [
@@ -132,8 +132,8 @@ function showAll({rows, more}, page) {
       tone: state === "late" && count(state) ? "danger" : ""}))),
     schedules.length > 0 && showCalendar(schedules, page),
     table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"),
-      columns: shown, rows: schedules, key: (one) => one.schedule_id,
-      open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
+      columns: shown, rows: schedules, key: (schedule) => schedule.schedule_id,
+      open: (schedule) => link(["schedules", schedule.schedule_id]), mark: (schedule) => !schedule.enabled && "dim",
       empty: page.params.q ? "No schedule fits this filter." : noSchedules()}),
     more && sayThereAreMore(rows, "schedules")];
 }
@@ -156,14 +156,14 @@ function isSame(principal, {kind = principal.kind, id}) {
 function showCalendar(schedules, page, {alone = false} = {}) {
   const chosen = page.params.span in SPANS ? page.params.span : "24h";
   const [label, span] = SPANS[chosen];
-  const planned = alone ? schedules : schedules.filter((one) => one.enabled);
+  const planned = alone ? schedules : schedules.filter((schedule) => schedule.enabled);
   const actions = Object.entries(SPANS).map(([name, [says]]) => h("button",
     {class: "chip", title: says, "aria-pressed": String(name === chosen),
       onclick: () => page.go({span: name === "24h" ? null : name})}, name));
   const hidden = planned.length - MOST_STRIPS;
   return section(label, {actions},
     h("ul", {class: "plain calendar"}, showAxis(page.now(), span),
-      planned.slice(0, MOST_STRIPS).map((one) => showStrip(one, page, span))),
+      planned.slice(0, MOST_STRIPS).map((schedule) => showStrip(schedule, page, span))),
     hidden > 0 && h("p", {class: "quiet"}, `${hidden} more are in the list below.`),
     h("p", {class: "quiet"}, "Left is now. Times are of this browser."));
 }
@@ -207,37 +207,37 @@ function sayStrip(schedule, count, page) {
 
 // One schedule.
 
-function showOne({one, order}, page) {
-  const missed = countMissed(one, page.now());
-  const owned = {principal_kind: one.owner.kind, principal_id: one.owner.id};
+function showOne({schedule, order}, page) {
+  const missed = countMissed(schedule, page.now());
+  const owned = {principal_kind: schedule.owner.kind, principal_id: schedule.owner.id};
   return [
-    h("div", {class: "head"}, h("h1", null, say(nameOf(one))), showState(one, page),
-      h("div", {class: "actions"}, showOrders(one, page), copyMenu("list_schedules", owned))),
-    h("p", null, h("a", {href: link(["schedules"])}, "Schedules"), " · ", sayRuns(one, page)),
+    h("div", {class: "head"}, h("h1", null, say(nameOf(schedule))), showState(schedule, page),
+      h("div", {class: "actions"}, showOrders(schedule, page), copyMenu("list_schedules", owned))),
+    h("p", null, h("a", {href: link(["schedules"])}, "Schedules"), " · ", sayRuns(schedule, page)),
     missed > 0 && h("p", {class: "warning banner"}, h("strong", null, `${missed} runs did not come. `),
-      "Look whether its scheduler runs: ", nameScheduler(one, page), "."),
-    one.enabled && showCalendar([one], page, {alone: true}),
-    section("What is known", {}, showFacts(one, order, page))];
+      "Look whether its scheduler runs: ", nameScheduler(schedule, page), "."),
+    schedule.enabled && showCalendar([schedule], page, {alone: true}),
+    section("What is known", {}, showFacts(schedule, order, page))];
 }
 
-function showFacts(one, order, page) {
+function showFacts(schedule, order, page) {
   const list = (view, word, {kind, id}, text) =>
     h("a", {href: link([view], {q: writeWord(word, `${kind}:${id}`)})}, text);
-  const runs = one.enabled ? one.next_runs.slice(0, 5) : [];
-  return facts([["Id", h("span", {class: "code"}, say(one.schedule_id))],
-    ["Creates", one.task_type && h("a", {href: link(["tasks"], {q: writeWord("type", one.task_type)})},
-      say(one.task_type))],
-    ["Runs", showPlan(one)],
+  const runs = schedule.enabled ? schedule.next_runs.slice(0, 5) : [];
+  return facts([["Id", h("span", {class: "code"}, say(schedule.schedule_id))],
+    ["Creates", schedule.task_type && h("a", {href: link(["tasks"], {q: writeWord("type", schedule.task_type)})},
+      say(schedule.task_type))],
+    ["Runs", showPlan(schedule)],
     ["Next runs", runs.length ? h("ul", {class: "plain"}, runs.map((run) => h("li", {key: run},
       sayClock(run, page.now()), h("span", {class: "quiet"}, " ", sayWhen(run, page.now()))))) : null],
-    ["Last run", showLast(one, page)],
-    ["Said", one.last_status !== "created" && one.last_status ? say(one.last_status) : null],
-    ["Late since", one.late_since && when(one.late_since, page.now())],
-    ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
+    ["Last run", showLast(schedule, page)],
+    ["Said", schedule.last_status !== "created" && schedule.last_status ? say(schedule.last_status) : null],
+    ["Late since", schedule.late_since && when(schedule.late_since, page.now())],
+    ["Owner", who(schedule.owner)], ["Scheduler", nameScheduler(schedule, page)],
     ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${endOf(order.task_id)}`)],
     ["Created", order && when(order.created_at, page.now())],
-    ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
-    ["Tasks", h("span", null, list("tasks", "owner", one.scheduler, "those that the scheduler created"), " · ",
-      list("tasks", "owner", one.owner, "those of its owner"))],
-    ["Owed", page.may("list_obligations") && list("inbox", "to", one.owner, "what is owed to its owner")]]);
+    ["Receipt", h("span", {class: "code"}, schedule.created_receipt_id)],
+    ["Tasks", h("span", null, list("tasks", "owner", schedule.scheduler, "those that the scheduler created"), " · ",
+      list("tasks", "owner", schedule.owner, "those of its owner"))],
+    ["Owed", page.may("list_obligations") && list("inbox", "to", schedule.owner, "what is owed to its owner")]]);
 }

@@ -59,7 +59,7 @@ export async function load(page) {
 
 // Most tasks have asked nothing and have no steps: what shows them is fetched for those that do.
 async function readAsked(page, task, receipts) {
-  const asks = task.held === "input_required" || receipts.some((one) => one.receipt_type === "input.requested");
+  const asks = task.held === "input_required" || receipts.some((receipt) => receipt.receipt_type === "input.requested");
   if (!asks || !page.may("list_inputs")) return null;
   const [view, {inputs}] = await Promise.all([import("./task_asked.js"),
     page.call("list_inputs", {task_id: task.task_id})]);
@@ -111,8 +111,8 @@ async function readHistory(page, task_id) {
 /** Read receipts of other tasks that this one's receipts answer; they never change, so each is asked for once. */
 async function readStrangers(page, receipts) {
   const known = page.local.strangers ??= {};
-  const own = new Set(receipts.map((one) => one.receipt_id));
-  const asked = [...new Set(receipts.flatMap((one) => one.parents))].filter((id) => !own.has(id) && !(id in known));
+  const own = new Set(receipts.map((receipt) => receipt.receipt_id));
+  const asked = [...new Set(receipts.flatMap(({parents}) => parents))].filter((id) => !own.has(id) && !(id in known));
   if (page.may("get_receipt")) await Promise.all(asked.slice(0, MOST_STRANGERS).map(async (receipt_id) => {
     known[receipt_id] = await page.call("get_receipt", {receipt_id}).catch(() => null);
   }));
@@ -129,15 +129,15 @@ function tick(page, goesOn) {
 }
 
 addEventListener("beforeprint", () => {
-  for (const one of document.querySelectorAll("main details:not([open], .menu, .on-demand)")) {
-    one.open = true;
-    one.dataset.printed = "";
+  for (const details of document.querySelectorAll("main details:not([open], .menu, .on-demand)")) {
+    details.open = true;
+    details.dataset.printed = "";
   }
 });
 addEventListener("afterprint", () => {
-  for (const one of document.querySelectorAll("details[data-printed]")) {
-    one.open = false;
-    delete one.dataset.printed;
+  for (const details of document.querySelectorAll("details[data-printed]")) {
+    details.open = false;
+    delete details.dataset.printed;
   }
 });
 
@@ -226,14 +226,14 @@ function isEnded(task) {
 function offers(operation, {task, receipts}, page) {
   const action = ACTIONS[operation];
   if (!action || !page.may(operation) || !action.fits(task)) return null;
-  const worker = receipts.findLast((one) => one.receipt_type === "task.accepted")?.from;
+  const worker = receipts.findLast((receipt) => receipt.receipt_type === "task.accepted")?.from;
   const may = speaksFor(task.created_by) || (operation === "attach_artifacts" && worker && speaksFor(worker));
   return may ? action : null;
 }
 
 function listActions(data, page) {
   const {task, receipts} = data;
-  const unread = receipts.findLast((one) => one.receipt_type === "task.result_ready");
+  const unread = receipts.findLast((receipt) => receipt.receipt_type === "task.result_ready");
   return [
     Object.keys(ACTIONS).map((name) => offers(name, data, page)).filter(Boolean)
       .map((action) => showAction(action, task, page)),
@@ -296,17 +296,17 @@ function showExplanation(data, page) {
   return h("section", {class: `banner why ${tone}`, "aria-label": "Why"},
     showCause(explanation, data, page, "h2"),
     explanation.also.length > 0 && h("div", {class: "also"}, h("h3", null, "Also"),
-      explanation.also.map((one) => showCause(one, data, page, "p"))));
+      explanation.also.map((cause) => showCause(cause, data, page, "p"))));
 }
 
-function showCause(one, data, page, tag) {
+function showCause(cause, data, page, tag) {
   const {task, receipts} = data;
-  const evidence = Object.keys(one.evidence).length > 0;
-  return h("div", {class: "cause", key: one.cause},
-    h(tag, {class: "summary"}, say(one.summary)),
-    showNext(one.next, data, page),
-    evidence && h("details", null, h("summary", null, "Evidence"), showEvidence(one, page),
-      one.evidence.receipt_ids?.filter((id) => receipts.some((receipt) => receipt.receipt_id === id))
+  const evidence = Object.keys(cause.evidence).length > 0;
+  return h("div", {class: "cause", key: cause.cause},
+    h(tag, {class: "summary"}, say(cause.summary)),
+    showNext(cause.next, data, page),
+    evidence && h("details", null, h("summary", null, "Evidence"), showEvidence(cause, page),
+      cause.evidence.receipt_ids?.filter((id) => receipts.some((receipt) => receipt.receipt_id === id))
         .map((id) => h("a", {href: link(["task", task.task_id], {receipt: id})}, `Show receipt ${endOf(id)}`))));
 }
 
@@ -335,7 +335,7 @@ function showContract({task, history, explanation}, page) {
   const time = (moment) => moment && when(moment, page.now());
   return section("Terms", {}, h("div", {class: "columns"},
     facts([
-      ["Needs", h("span", null, (task.requirements.capabilities ?? []).map((one) => [badge(one, "plain"), " "]),
+      ["Needs", h("span", null, (task.requirements.capabilities ?? []).map((need) => [badge(need, "plain"), " "]),
         !task.requirements.capabilities?.length && "any worker")],
       ["Priority", task.priority],
       ["Failed attempts", `${task.attempt + (task.status === "failed")} of ${task.max_attempts}`],
@@ -402,7 +402,7 @@ function showContents({task, receipts}, page) {
 }
 
 function showCancellation(receipts) {
-  const body = receipts.findLast((one) => one.receipt_type === "task.canceled")?.body;
+  const body = receipts.findLast((receipt) => receipt.receipt_type === "task.canceled")?.body;
   return body && section("Cancellation", {}, facts([["By", body.canceled_by && who(body.canceled_by)],
     ["Why", body.reason ? say(body.reason) : "no reason was given"]]));
 }
@@ -428,10 +428,10 @@ function sized(value, page) {
 function showArtifacts(artifacts) {
   const list = Array.isArray(artifacts) ? artifacts : artifacts?.pointers ?? (artifacts ? [artifacts] : []);
   if (!list.length) return null;
-  return h("div", {class: "artifacts"}, h("h3", null, "Artifacts"), h("ul", null, list.map((one) => {
-    const place = typeof one === "string" ? one : one?.url ?? one?.uri ?? one?.href ?? one?.pointer;
-    return h("li", null, typeof place === "string" ? showPlace(place) : jsonTree(one),
-      one?.mime && [" · ", h("span", {class: "quiet"}, say(one.mime))]);
+  return h("div", {class: "artifacts"}, h("h3", null, "Artifacts"), h("ul", null, list.map((item) => {
+    const place = typeof item === "string" ? item : item?.url ?? item?.uri ?? item?.href ?? item?.pointer;
+    return h("li", null, typeof place === "string" ? showPlace(place) : jsonTree(item),
+      item?.mime && [" · ", h("span", {class: "quiet"}, say(item.mime))]);
   })));
 }
 

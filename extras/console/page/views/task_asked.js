@@ -14,20 +14,21 @@ const TONES = {open: "warning", accept: "ok", decline: "failed", cancel: "plain"
 /** Show the questions of a task in the order of asking; one that is open has the buttons that answer it. */
 export function showAsked(inputs, task, page) {
   return section(inputs.length === 1 ? "Question" : "Questions", {id: "questions"},
-    h("ol", {class: "cases"}, inputs.map((one) => showOne(one, task, page))));
+    h("ol", {class: "cases"}, inputs.map((question) => showOne(question, task, page))));
 }
 
-function showOne(one, {task_id: id}, page) {
-  const {state, content, answered_at: at, answered_by: by, receipt_id: proof} = one;
+function showOne(question, {task_id: id}, page) {
+  const {state, content, answered_at: at, answered_by: by, receipt_id: proof} = question;
   const isOpen = state === "open";
-  return h("li", {key: one.request_receipt_id},
-    h("p", {class: "case-head"}, badge(sayAnswer(state), TONES[state]), h("strong", null, say(one.message))),
-    h("p", {class: "quiet"}, who(one.asked_by), " asked ", who(one.to), ", ", when(one.asked_at, page.now()),
-      isOpen && one.expires_at && [", until ", when(one.expires_at, page.now())], " · ", say(one.key)),
+  return h("li", {key: question.request_receipt_id},
+    h("p", {class: "case-head"}, badge(sayAnswer(state), TONES[state]), h("strong", null, say(question.message))),
+    h("p", {class: "quiet"}, who(question.asked_by), " asked ", who(question.to), ", ",
+      when(question.asked_at, page.now()),
+      isOpen && question.expires_at && [", until ", when(question.expires_at, page.now())], " · ", say(question.key)),
     at && h("p", {class: "quiet"}, by ? ["answered by ", who(by), ", "] : "ended ", when(at, page.now())),
     content !== null && h("details", {open: true}, h("summary", null, "Answer"), jsonTree(content)),
     h("div", {class: "actions"},
-      isOpen && page.may("answer_input") && speaksFor(one.to)
-        && answerButtons({...one, task_id: id}, (...ask) => page.act(...ask)),
+      isOpen && page.may("answer_input") && speaksFor(question.to)
+        && answerButtons({...question, task_id: id}, (...ask) => page.act(...ask)),
       proof && h("a", {class: "button small", href: link(["task", id], {receipt: proof})}, "Show its receipt")));
 }

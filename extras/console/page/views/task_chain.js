@@ -28,7 +28,7 @@ export function showChain({task, receipts, strangers, history}, page) {
     "Its receipts are in the archive, or this credential may not see them.");
   const placed = place(task, receipts, history.events.flatMap((event) => event.payload?.rerun_as ?? []), page);
   const open = placed.nodes.filter((node) => node.kind === "owed").length;
-  const chosen = receipts.find((one) => one.receipt_id === page.params.receipt);
+  const chosen = receipts.find((receipt) => receipt.receipt_id === page.params.receipt);
   return [
     h("p", {class: "quiet"}, `${receipts.length} receipt${receipts.length > 1 ? "s" : ""}, `,
       open ? h("strong", {class: "warns"}, `${open} open obligation${open > 1 ? "s" : ""}`)
@@ -120,7 +120,8 @@ function toneOf({receipt_type: type}) {
 export function canAcknowledge(receipt, receipts, page) {
   return page.may("ack_receipt") && receipt.to.kind !== "asyncgate" && receipt.receipt_type !== "task.assigned"
     && speaksFor(receipt.to)
-    && !receipts.some((one) => one.receipt_type === "receipt.acknowledged" && one.parents.includes(receipt.receipt_id));
+    && !receipts.some(({receipt_type: type, parents}) => type === "receipt.acknowledged"
+      && parents.includes(receipt.receipt_id));
 }
 
 /** Acknowledge a receipt. */
@@ -131,8 +132,8 @@ export function acknowledge(receipt, page) {
 
 function showReceipt(receipt, receipts, page) {
   const goTo = (id) => h("button", {class: "id", onclick: () => page.go({receipt: id}, {replace: true})},
-    receipts.find((one) => one.receipt_id === id)?.receipt_type ?? "elsewhere", " ", endOf(id));
-  const answers = receipts.filter((one) => one.parents.includes(receipt.receipt_id));
+    receipts.find((parent) => parent.receipt_id === id)?.receipt_type ?? "elsewhere", " ", endOf(id));
+  const answers = receipts.filter((answer) => answer.parents.includes(receipt.receipt_id));
   const lead = (node) => requestAnimationFrame(() => node.scrollIntoView({block: "nearest"}));
   return h("aside", {class: "receipt", key: receipt.receipt_id, "aria-label": `Receipt ${receipt.receipt_type}`,
     ready: lead},
@@ -146,11 +147,11 @@ function showReceipt(receipt, receipts, page) {
           onclick: () => page.go({receipt: ""}, {replace: true})}, "✕"))),
     showFacts(receipt, page.now(), [
       ["Answers", receipt.parents.length ? receipt.parents.map(goTo) : null],
-      ["Answered by", answers.length ? answers.slice(0, MOST_LISTED).map((one) => goTo(one.receipt_id)) : null]]));
+      ["Answered by", answers.length ? answers.slice(0, MOST_LISTED).map(({receipt_id: id}) => goTo(id)) : null]]));
 }
 
 function showFold({id, members, type}, receipts, page) {
-  const listed = receipts.filter((one) => members.includes(one.receipt_id));
+  const listed = receipts.filter((member) => members.includes(member.receipt_id));
   return h("aside", {class: "receipt", key: id, "aria-label": `${members.length} receipts`},
     h("header", {class: "sheet-head"}, h("h3", null, `${members.length} × ${type}`),
       h("button", {class: "icon", "aria-label": "Close the list",
@@ -158,10 +159,10 @@ function showFold({id, members, type}, receipts, page) {
         page.local.fold = null;
         page.redraw();
       }}, "✕")),
-    h("ol", {class: "folded"}, listed.slice(0, MOST_LISTED).map((one) => h("li", {key: one.receipt_id},
-      h("button", {class: "id", onclick: () => page.go({receipt: one.receipt_id}, {replace: true})},
-        endOf(one.receipt_id)), " ",
-      nameOf(one.from), " → ", nameOf(one.to), " ", when(one.created_at, page.now())))),
+    h("ol", {class: "folded"}, listed.slice(0, MOST_LISTED).map((member) => h("li", {key: member.receipt_id},
+      h("button", {class: "id", onclick: () => page.go({receipt: member.receipt_id}, {replace: true})},
+        endOf(member.receipt_id)), " ",
+      nameOf(member.from), " → ", nameOf(member.to), " ", when(member.created_at, page.now())))),
     listed.length > MOST_LISTED && h("p", {class: "quiet"},
       `… ${listed.length - MOST_LISTED} more: the export has them all`));
 }

@@ -24,7 +24,7 @@ function listFacts(evidence, page) {
 
 function showFact(name, value, page) {
   if (name === "held") return [sayHold(value), " ", showCode(value)];
-  if (name === "workers") return h("ul", {class: "plain"}, value.map((one) => h("li", null, showWorker(one, page))));
+  if (name === "workers") return h("ul", {class: "plain"}, value.map((row) => h("li", null, showWorker(row, page))));
   if (name === "receipt_ids") return value.map((id) => [shortId(id), " "]);
   if (name.endsWith("_id")) return shortId(value);
   if (name === "by") return who(value);

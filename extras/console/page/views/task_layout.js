@@ -16,19 +16,20 @@ const KEPT_LAST = 2;    // of more, the first and these last ones are drawn, and
  * its lease is tied to it.
  */
 export function makeGraph(receipts, isOpen = () => null, reruns = []) {
-  const known = new Map(receipts.map((one) => [one.receipt_id, one]));
-  const accepted = receipts.filter((one) => one.receipt_type === "task.accepted");
-  const leases = new Map(accepted.map((one) => [one.lease_id, one.receipt_id]));
-  const nodes = receipts.map((one) => ({id: one.receipt_id, kind: "receipt", type: one.receipt_type, receipt: one}));
+  const known = new Map(receipts.map((receipt) => [receipt.receipt_id, receipt]));
+  const accepted = receipts.filter((receipt) => receipt.receipt_type === "task.accepted");
+  const leases = new Map(accepted.map((receipt) => [receipt.lease_id, receipt.receipt_id]));
+  const nodes = receipts.map((row) => ({id: row.receipt_id, kind: "receipt", type: row.receipt_type, receipt: row}));
   const edges = [];
-  for (const one of receipts) {
-    for (const from of one.parents) edges.push({from, to: one.receipt_id, kind: kindOf(known.get(from), one)});
-    const lease = leases.get(one.lease_id);
-    const tied = !lease || lease === one.receipt_id || one.parents.includes(lease);
-    if (!tied) edges.push({from: lease, to: one.receipt_id, kind: "lease"});
+  for (const receipt of receipts) {
+    const to = receipt.receipt_id;
+    for (const from of receipt.parents) edges.push({from, to, kind: kindOf(known.get(from), receipt)});
+    const lease = leases.get(receipt.lease_id);
+    const tied = !lease || lease === receipt.receipt_id || receipt.parents.includes(lease);
+    if (!tied) edges.push({from: lease, to: receipt.receipt_id, kind: "lease"});
   }
   const ends = new Set(edges.filter((edge) => edge.kind === "discharges").map((edge) => edge.to));
-  const end = receipts.findLast((one) => ends.has(one.receipt_id));
+  const end = receipts.findLast((receipt) => ends.has(receipt.receipt_id));
   for (const id of reruns) {
     nodes.push({id: `rerun ${id}`, kind: "rerun", type: "rerun", receipt: null, task: id});
     if (end) edges.push({from: end.receipt_id, to: `rerun ${id}`, kind: "answers"});
@@ -36,7 +37,7 @@ export function makeGraph(receipts, isOpen = () => null, reruns = []) {
   const strangers = new Set(edges.map((edge) => edge.from).filter((id) => !known.has(id)));
   for (const id of [...strangers].sort()) nodes.push({id, kind: "stub", type: "", receipt: null});
   const graph = foldAlike({nodes, edges});
-  for (const node of graph.nodes.filter((one) => one.type in DISCHARGES && one.receipt)) {
+  for (const node of graph.nodes.filter((candidate) => candidate.type in DISCHARGES && candidate.receipt)) {
     node.discharged = edges.some((edge) => edge.from === node.id && edge.kind === "discharges");
     node.open = isOpen(node.receipt) ?? !node.discharged;
     if (!node.open) continue;
@@ -75,7 +76,7 @@ function foldAlike({nodes, edges}) {
     folds.push({id, kind: "fold", type: byId.get(members[0]).type, receipt: null, members});
     for (const member of members) standIn.set(member, id);
     const next = [...new Set(members.flatMap((member) => (after.get(member) ?? []).map((edge) => edge.to)))];
-    for (const same of groupBy(next, (one) => byId.get(one).type).values()) fold(same);
+    for (const same of groupBy(next, (member) => byId.get(member).type).values()) fold(same);
   };
   for (const same of alike.values()) {
     const open = same.filter((node) => !standIn.has(node.id) && !(node.type in DISCHARGES));
@@ -92,7 +93,7 @@ function foldAlike({nodes, edges}) {
 
 function groupBy(list, key) {
   const groups = new Map();
-  for (const one of list) groups.has(key(one)) ? groups.get(key(one)).push(one) : groups.set(key(one), [one]);
+  for (const item of list) groups.has(key(item)) ? groups.get(key(item)).push(item) : groups.set(key(item), [item]);
   return groups;
 }
 
@@ -137,8 +138,8 @@ export function placeGraph({nodes, edges}, across) {
 }
 
 function byMoment(a, b) {       // ids begin with their time
-  const [one, other] = [a, b].map((id) => id.replace(/^(fold|owed|rerun) /, ""));
-  return one < other ? -1 : one > other ? 1 : a < b ? -1 : a > b ? 1 : 0;
+  const [first, other] = [a, b].map((id) => id.replace(/^(fold|owed|rerun) /, ""));
+  return first < other ? -1 : first > other ? 1 : a < b ? -1 : a > b ? 1 : 0;
 }
 
 function findLayers(byId, before) {

@@ -21,8 +21,8 @@ export function tellStory(task, events, seen = {}) {
 function tellEvent(story, {event_type: type, receipt, payload, event_id: key}, at) {
   const last = story.attempts.at(-1);
   const lease = receipt?.lease_id ?? payload?.lease_id;
-  const attempt = lease ? story.attempts.findLast((one) => one.lease === lease)
-    : payload?.fence ? story.attempts.findLast((one) => one.fence === payload.fence) : last;
+  const attempt = lease ? story.attempts.findLast((run) => run.lease === lease)
+    : payload?.fence ? story.attempts.findLast((run) => run.fence === payload.fence) : last;
   if (type === "task.accepted") story.attempts.push(beginAttempt(story, receipt, at));
   else if (type === "task.started" && attempt) attempt.started = at;
   else if (type in ENDS && attempt && !attempt.until) endAttempt(attempt, type, receipt, at);
@@ -79,7 +79,7 @@ function tellWait(story, task, from, until, before) {
   const pause = before?.ending === "failed" ? backoffOf(task, before) : 0;
   const resting = eligible ?? Math.min(from + pause, until ?? Infinity);
   return {from, until, after: before?.ending ?? "creation", resting: resting > from ? resting : null,
-    holds: story.holds.filter((one) => one.from >= from && (until === null || one.from < until))};
+    holds: story.holds.filter((hold) => hold.from >= from && (until === null || hold.from < until))};
 }
 
 function backoffOf(task, {spent}) {
@@ -88,12 +88,12 @@ function backoffOf(task, {spent}) {
 
 /** Return the moments that a drawing of the story needs, in order. */
 export function momentsOf(story, now, more = []) {
-  const found = [story.begin, ...more];
-  for (const one of story.attempts) found.push(one.from, one.started, one.until, one.expires, one.beat);
-  for (const wait of story.waits) found.push(wait.resting);
-  for (const hold of story.holds) found.push(hold.from, hold.until);
-  if (!story.end) found.push(now);
-  return [...new Set(found.filter((one) => Number.isFinite(one)))].sort((a, b) => a - b);
+  const moments = [story.begin, ...more];
+  for (const run of story.attempts) moments.push(run.from, run.started, run.until, run.expires, run.beat);
+  for (const wait of story.waits) moments.push(wait.resting);
+  for (const hold of story.holds) moments.push(hold.from, hold.until);
+  if (!story.end) moments.push(now);
+  return [...new Set(moments.filter((moment) => Number.isFinite(moment)))].sort((a, b) => a - b);
 }
 
 const MOST_OF_WIDTH = 0.25;     // how much one of many stretches in which nothing happens may take
@@ -103,14 +103,14 @@ const LEAST_OF_WIDTH = 0.012;   // how far apart two moments are seen as two
 
 /** Scale moments to 0 … 1; long stretches in which nothing happens are compressed and listed as `breaks`. */
 export function makeScale(moments) {
-  const gaps = moments.slice(1).map((one, at) => one - moments[at]);
+  const gaps = moments.slice(1).map((moment, at) => moment - moments[at]);
   const most = findMost(gaps);
   const whole = sum(gaps.map((gap) => Math.min(gap, most))) || 1;
   const lengths = gaps.map((gap) => Math.max(Math.min(gap, most) / whole, LEAST_OF_WIDTH));
   const places = lengths.reduce((list, length) => [...list, list.at(-1) + length], [0]);
   const last = places.at(-1) || 1;
   const at = (moment) => {
-    const next = moments.findIndex((one) => one >= moment);
+    const next = moments.findIndex((other) => other >= moment);
     if (next <= 0) return next < 0 ? 1 : 0;
     const inside = (moment - moments[next - 1]) / (moments[next] - moments[next - 1]);
     return (places[next - 1] + inside * (places[next] - places[next - 1])) / last;
@@ -130,5 +130,5 @@ function findMost(gaps) {
 }
 
 function sum(numbers) {
-  return numbers.reduce((total, one) => total + one, 0);
+  return numbers.reduce((total, number) => total + number, 0);
 }

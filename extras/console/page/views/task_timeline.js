@@ -41,14 +41,14 @@ export function showTimeline(story, task, page) {
 
 function listKeys({end}, attempts, {waits, scale}) {
   const some = (list, fits) => list.some(fits);
-  return [["wait", "waits", true], ["rest", "back-off or delay", some(waits, (one) => one.resting)],
-    ["hold", "on hold", some(waits, (one) => one.holds.length)],
-    ["granted", "leased, not started", some(attempts, (one) => one.started || !one.until)],
-    ["going", "running", some(attempts, (one) => one.started && !one.until)],
-    ["left", "what is left of the lease", some(attempts, (one) => one.expires)],
-    ["beat", "last sign of life", some(attempts, (one) => one.beat)],
-    ...Object.entries(ENDINGS).map(([kind, text]) => [kind, text, some(attempts, (one) => one.until
-      && one.ending === kind), SIGNS[kind]]),
+  return [["wait", "waits", true], ["rest", "back-off or delay", some(waits, (wait) => wait.resting)],
+    ["hold", "on hold", some(waits, (wait) => wait.holds.length)],
+    ["granted", "leased, not started", some(attempts, (attempt) => attempt.started || !attempt.until)],
+    ["going", "running", some(attempts, (attempt) => attempt.started && !attempt.until)],
+    ["left", "what is left of the lease", some(attempts, (attempt) => attempt.expires)],
+    ["beat", "last sign of life", some(attempts, (attempt) => attempt.beat)],
+    ...Object.entries(ENDINGS).map(([kind, text]) => [kind, text, some(attempts, (attempt) => attempt.until
+      && attempt.ending === kind), SIGNS[kind]]),
     ["now", "now", !end],
     ["break", "a long time, drawn short", scale.breaks.length > 0]].filter(([, , shown]) => shown);
 }
@@ -64,7 +64,7 @@ function drawTimeline(shown, lanes, story, now) {
   const waiting = shown.waits.find((wait) => wait.until === null || !lanes.length);
   const rows = lanes.length + (waiting ? 1 : 0);
   const height = rows * LANE + 22;
-  const last = Math.max(story.end ?? now, ...lanes.map((one) => one.expires ?? 0), waiting?.resting ?? 0);
+  const last = Math.max(story.end ?? now, ...lanes.map((lane) => lane.expires ?? 0), waiting?.resting ?? 0);
   return h("svg", {class: "timeline", height, role: "img", "aria-label": sayDrawing(story, now)},
     h("text", {x: "0", y: 11, class: "axis"}, sayClock(story.begin, now)),
     h("text", {x: "100%", y: 11, class: "axis", "text-anchor": "end"}, sayClock(last, now)),
@@ -76,11 +76,11 @@ function drawTimeline(shown, lanes, story, now) {
 }
 
 function isDrawn(wait, story, lanes) {
-  return wait.until === null || lanes.some((one) => one.from === wait.until) || !story.attempts.length;
+  return wait.until === null || lanes.some((lane) => lane.from === wait.until) || !story.attempts.length;
 }
 
 function sayDrawing(story, now) {
-  const ends = story.attempts.map((one) => `${one.number} ${one.ending}`).slice(-LAST_LANES).join(", ");
+  const ends = story.attempts.map((attempt) => `${attempt.number} ${attempt.ending}`).slice(-LAST_LANES).join(", ");
   return `Timeline over ${sayLength(((story.end ?? now) - story.begin) / 1000)}: ${story.attempts.length} attempts`
     + `${ends ? ` (${ends})` : ""}. The list below says the same.`;
 }
@@ -165,15 +165,15 @@ function listStory(story, lanes, task, now) {
   for (const attempt of lanes) {
     if (attempt.number > told + 1) items.push(h("li", {key: `left ${told}`, class: "quiet"},
       `Attempts ${told + 1} to ${attempt.number - 1} are not listed.`));
-    const wait = story.waits.find((one) => one.until === attempt.from);
+    const wait = story.waits.find((other) => other.until === attempt.from);
     if (wait && wait.until - wait.from >= LEAST_TOLD_MS) items.push(listWait(wait, now));
     items.push(listAttempt(attempt, story, now));
     told = attempt.number;
   }
-  const last = story.waits.find((one) => one.until === null) ?? (story.attempts.length ? null : story.waits[0]);
+  const last = story.waits.find((wait) => wait.until === null) ?? (story.attempts.length ? null : story.waits[0]);
   if (last) items.push(listWait(last, now));
-  const others = story.notes.filter((one) => one.attempt === null);
-  items.push(others.map((one) => h("li", {key: one.key}, listNote(one, now))));
+  const others = story.notes.filter((note) => note.attempt === null);
+  items.push(others.map((note) => h("li", {key: note.key}, listNote(note, now))));
   if (story.end) items.push(h("li", {key: "end"}, h("p", null, h("strong", null, "Ended"), " ", badge(task.status),
     " ", when(task.result.completed_at, now),
     `, ${sayLength((story.end - story.begin) / 1000)} after its creation`)));
@@ -228,8 +228,8 @@ function listNote({key, at, type, receipt, payload}, now) {
 
 function sayDetail(body, payload) {
   const code = body?.kind ?? body?.escalation_reason;
-  const said = code ? String(code).replaceAll("_", " ")
+  const reason = code ? String(code).replaceAll("_", " ")
     : body?.reason ?? (payload?.held ? sayHold(payload.held) : null);
   if (payload?.rerun_as) return [": as task ", taskLink(payload.rerun_as)];
-  return said && [": ", say(said)];
+  return reason && [": ", say(reason)];
 }

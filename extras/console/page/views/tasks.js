@@ -49,8 +49,8 @@ export function wordsAt(now) {
     tag: (text) => ({tag: text}),
     "payload.": (text, member) => ({payload: `${member}:${text}`}),
     created: (text) => {
-      const said = readMoment(text);
-      return {[said.after ? "created_after" : "created_before"]: said.moment};
+      const limit = readMoment(text);
+      return {[limit.after ? "created_after" : "created_before"]: limit.moment};
     },
     "": (text) => /^[0-9a-f-]{4,36}$/i.test(text) ? {id_prefix: text.toLowerCase()} : {summary_prefix: text},
   };
@@ -59,10 +59,10 @@ export function wordsAt(now) {
 /** Read what the view shows. */
 export async function load(page) {
   const q = page.params.q ?? "";
-  const {values: said, problems} = readFilter(q, wordsAt(page.now()));
+  const {values: given, problems} = readFilter(q, wordsAt(page.now()));
   const local = page.local;
-  const ends = problems.length ? [] : await findEnds(page, said);
-  const values = ends.length === 1 ? {...said, id_prefix: ends[0]} : said;
+  const ends = problems.length ? [] : await findEnds(page, given);
+  const values = ends.length === 1 ? {...given, id_prefix: ends[0]} : given;
   const same = problems.length || local.q === q;
   const pages = same ? local.pages : new Pages(reader(page), (row) => row.task_id, true);
   const [queues, pauses] = await Promise.all([
@@ -77,8 +77,8 @@ export async function load(page) {
 // People see how ids end: the gate tells whose end it is.
 async function findEnds(page, {id_prefix: end}) {
   if (!end || end.length < SHORTEST_END || end.length >= WHOLE_ID || !page.may("find_id")) return [];
-  const {found} = await page.call("find_id", {part: end});
-  return found.filter(({kind, id}) => kind === "task" && !id.startsWith(end)).map(({id}) => id);
+  const {found: matches} = await page.call("find_id", {part: end});
+  return matches.filter(({kind, id}) => kind === "task" && !id.startsWith(end)).map(({id}) => id);
 }
 
 function reader(page) {
@@ -140,7 +140,7 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
   const rows = pages?.rows ?? [];
   const q = page.params.q ?? "";
   const {type} = values;
-  const isStoppable = type && (rows.length > 0 || pauses.some((one) => one.type === type));
+  const isStoppable = type && (rows.length > 0 || pauses.some((pause) => pause.type === type));
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Tasks"), h("div", {class: "actions"},
       mayBulk(page) && !problems.length && allMenu(page, values),
@@ -164,13 +164,13 @@ function showCounts({rows, more}, {type}) {
   const sum = (read) => `${sayNumber(rows.reduce((total, queue) => total + read(queue), 0))}${more ? "+" : ""}`;
   const word = type ? `${withWord("", "type", type)} ` : "";
   const to = (rest) => ({href: link(["tasks"], {q: word + rest})});
-  const held = sum((one) => one.held);
-  const failed = sum((one) => one.last_hour.failed);
+  const held = sum((queue) => queue.held);
+  const failed = sum((queue) => queue.last_hour.failed);
   return h("div", {class: "tiles", key: "tiles"},
-    tile(sum((one) => one.claimable), "waiting", to("status:queued held:no")),
-    tile(sum((one) => one.leased), "leased", to("status:leased")), tile(sum((one) => one.delayed), "delayed"),
+    tile(sum((queue) => queue.claimable), "waiting", to("status:queued held:no")),
+    tile(sum((queue) => queue.leased), "leased", to("status:leased")), tile(sum((queue) => queue.delayed), "delayed"),
     tile(held, "on hold", {...to("held:yes"), tone: held === "0" ? "" : "warning"}),
-    tile(sum((one) => one.last_hour.ended), "ended in 1 h"),
+    tile(sum((queue) => queue.last_hour.ended), "ended in 1 h"),
     tile(failed, "failed in 1 h", {...to("status:failed age:<1h"), tone: failed === "0" ? "" : "danger"}));
 }
 
@@ -184,7 +184,7 @@ function sayCounted({type, ...rest}, counts) {
 function showChips(page, q, {status, held}) {
   const plain = withWord(withWord(q, "status", null), "held", null);
   return filterChips(page, "Status", [["all", plain, !status && held === undefined],
-    ...[...LIVE, ...ENDED].map((one) => [one, withWord(plain, "status", one), status === one]),
+    ...[...LIVE, ...ENDED].map((state) => [state, withWord(plain, "status", state), status === state]),
     ["on hold", withWord(plain, "held", "yes"), held === true]]);
 }
 
@@ -214,8 +214,8 @@ function suggest(page, q, ends) {
   const types = (page.local.types ?? []).map(([type]) => type);
   const known = types.find((type) => type.startsWith(name) || type.endsWith(name));
   const offers = [known && withWord("", "type", known), `type:${name}*`, `summary:${name}`, `owner:${name}`]
-    .filter((one) => one && one !== word);
-  const show = (one) => [h("a", {key: one, href: link(["tasks"], {q: one})}, say(one)), " · "];
+    .filter((filter) => filter && filter !== word);
+  const show = (filter) => [h("a", {key: filter, href: link(["tasks"], {q: filter})}, say(filter)), " · "];
   return [unknown, "Did you mean ", offers.map(show)];
 }
 

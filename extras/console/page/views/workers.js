@@ -33,7 +33,7 @@ export async function load(page) {
     page.call("list_workers", {worker_kind: kind, worker_id: id}),
     page.may("list_leases") ? page.call("list_leases", {worker_kind: kind, worker_id: id, resume: false}) : null,
     page.may("list_queues") ? callAll(page, "list_queues", "queues") : null]);
-  return {one: {worker, leases: leases?.leases, queues: queues?.rows}, pauses, attempts};
+  return {chosen: {worker, leases: leases?.leases, queues: queues?.rows}, pauses, attempts};
 }
 
 /** Read the last attempts of all workers or of one, newest first: a lease that is granted writes a receipt. */
@@ -45,12 +45,12 @@ async function readAttempts(page) {
       {receipt_type: "task.accepted", newest: true, limit: id ? READ_ATTEMPTS : SHOWN_ATTEMPTS});
     const rows = receipts.reverse().filter(({from: by}) => !id || (by.kind === kind && by.id === id))
       .slice(0, SHOWN_ATTEMPTS);
-    const tasks = await readTasks(page, rows.map((one) => one.task_id));
-    return {found: rows.map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at, fence: one.body?.fence,
-      task_id: one.task_id, task: tasks.get(one.task_id)}))};
+    const tasks = await readTasks(page, rows.map((receipt) => receipt.task_id));
+    return {rows: rows.map((receipt) => ({id: receipt.receipt_id, by: receipt.from, at: receipt.created_at,
+      fence: receipt.body?.fence, task_id: receipt.task_id, task: tasks.get(receipt.task_id)}))};
   } catch (problem) {
     if (problem.status === undefined || problem.status === 401) throw problem;
-    return {found: [], problem: problem.message};
+    return {rows: [], problem: problem.message};
   }
 }
 
@@ -74,13 +74,13 @@ export function title(page) {
 
 /** Show the workers, or one of them. */
 export function show(data, page) {
-  if (!data.one) return showWorkers(data, page);
-  return data.one.worker ? showOne(data, page) : missing(page);
+  if (!data.chosen) return showWorkers(data, page);
+  return data.chosen.worker ? showOne(data, page) : missing(page);
 }
 
 /** Name capabilities, or say that there are none. */
 export function nameCapabilities(names) {
-  return names.length ? names.map((one, at) => [at > 0 && ", ", say(one)]) : h("span", {class: "quiet"}, "nothing");
+  return names.length ? names.map((name, at) => [at > 0 && ", ", say(name)]) : h("span", {class: "quiet"}, "nothing");
 }
 
 /** Name a worker, with its kind unless that is worker. */
@@ -95,16 +95,16 @@ const nameOf = ({worker}) => `${worker.kind}:${worker.id}`;
 const columns = (page) => [
   {name: "worker", title: "Worker", value: nameOf, show: ({worker}) => showWorker(worker)},
   {name: "state", title: "State", show: ({state}) => badge(state, toneOf(state))},
-  {name: "process", title: "Runs on", wide: true, value: (one) => one.process, show: (one) => sayProcess(one.process)},
-  {name: "holding", title: "Holds", number: true, show: (one) => one.holding},
-  {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "),
-    show: (one) => nameAccepted(acceptsOf(one))},
-  {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "),
-    show: (one) => nameAbilities(canOf(one))},
-  {name: "completed", title: "Done", number: true, show: (one) => one.completed},
-  {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
-  {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
-  {name: "last_seen_at", title: "Last seen", show: (one) => when(one.last_seen_at, page.now())}];
+  {name: "process", title: "Runs on", wide: true, value: (row) => row.process, show: (row) => sayProcess(row.process)},
+  {name: "holding", title: "Holds", number: true, show: (row) => row.holding},
+  {name: "accepts", title: "Accepts", grow: true, value: (row) => acceptsOf(row).join(" "),
+    show: (row) => nameAccepted(acceptsOf(row))},
+  {name: "can", title: "Can do", wide: true, value: (row) => canOf(row).join(" "),
+    show: (row) => nameAbilities(canOf(row))},
+  {name: "completed", title: "Done", number: true, show: (row) => row.completed},
+  {name: "failed", title: "Failed", number: true, wide: true, show: (row) => row.failed},
+  {name: "expired", title: "Lost", number: true, show: (row) => row.expired},
+  {name: "last_seen_at", title: "Last seen", show: (row) => when(row.last_seen_at, page.now())}];
 
 function sayProcess(process) {
   return process ? h("span", {class: "code"}, say(process)) : h("span", {class: "quiet"}, "–");
@@ -137,10 +137,10 @@ function fits(worker, {type, can, name, is}, state) {
 function showWorkers({rows, more, pauses, attempts}, page) {
   const q = page.params.q ?? "";
   const {values, problems} = readFilter(q, words);
-  const known = rows.map((one) => ({...one, state: stateOf(one, pauses)}));
-  const workers = known.filter((one) => fits(one, values, one.state))
-    .sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
-  const count = (state) => known.filter((one) => fits(one, {...values, is: state}, one.state)).length;
+  const known = rows.map((row) => ({...row, state: stateOf(row, pauses)}));
+  const workers = known.filter((row) => fits(row, values, row.state))
+    .sort((row, other) => STATES.indexOf(row.state) - STATES.indexOf(other.state));
+  const count = (state) => known.filter((row) => fits(row, {...values, is: state}, row.state)).length;
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
@@ -150,7 +150,7 @@ function showWorkers({rows, more, pauses, attempts}, page) {
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {
       href: link(["workers"], {q: withWord(q, "is", state)}),
       tone: state === "paused" && count(state) ? "warning" : ""}))),
-    showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
+    showPauses(pauses.filter((pause) => pause.worker || pause.whole_tenant), page),
     table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers,
       key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
       mark: ({state}) => state === "silent" && "dim",
@@ -173,11 +173,11 @@ const attemptColumns = (page, alone) => [
   {name: "status", title: "The task is now", whole: true, show: ({task, fence}) => task
     ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
 
-function showAttempts({found, problem}, page, {alone = false} = {}) {
+function showAttempts({rows, problem}, page, {alone = false} = {}) {
   const none = alone ? `None of the last ${READ_ATTEMPTS} leases was its.` : "No lease was granted yet.";
   const caption = h("span", {class: "off-screen"}, "Last attempts, newest first");
   return section("Last attempts", {}, problem && h("p", {class: "problem"}, problem),
-    table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows: found,
+    table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows,
       key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: problem ? "" : none}));
 }
 
@@ -188,7 +188,7 @@ function missing(page) {
     h("a", {href: link(["workers"])}, "All workers"))];
 }
 
-function showOne({one: {worker: row, leases, queues}, pauses, attempts}, page) {
+function showOne({chosen: {worker: row, leases, queues}, pauses, attempts}, page) {
   const {worker} = row;
   const state = stateOf(row, pauses);
   const asked = {worker_kind: worker.kind, worker_id: worker.id};
