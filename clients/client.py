@@ -240,8 +240,8 @@ class AsyncGate(operations.AsyncOperations):
 
     async def _send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         op = operations.CALLS[operation]
-        told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
-        tries = Attempts(op, add_repeat_keys(op, {**self._who(op, told), **told}), self.patience_seconds)
+        members = {name: value for name, value in fields.items() if value is not None or name == "payload"}
+        tries = Attempts(op, add_repeat_keys(op, {**self._who(op, members), **members}), self.patience_seconds)
         try:
             async with asyncio.timeout(tries.seconds) as clock:
                 while True:
@@ -255,8 +255,8 @@ class AsyncGate(operations.AsyncOperations):
             raise tries.last or http.Unreachable(
                 f"the gate did not answer {op.name} within {tries.seconds:g} s") from None
 
-    def _who(self, op: CallSpec, told: Mapping[str, Any]) -> dict[str, str]:
-        named = {name for name in told if name in CALLER_FIELDS}
+    def _who(self, op: CallSpec, fields: Mapping[str, Any]) -> dict[str, str]:
+        named = {name for name in fields if name in CALLER_FIELDS}
         if self.agent_id and not named and op.caller == "principal":
             return {"principal_kind": "agent", "principal_id": self.agent_id}
         if self.worker_id and not named and op.caller == "worker":

@@ -80,8 +80,8 @@ def make_model_reader(type: Any) -> Callable[[Any], Any]:
             return adapter.validate_json(msgspec.json.encode(value))
         except sys.modules["pydantic"].ValidationError as wrong:
             flaws = wrong.errors(include_url=False, include_input=False, include_context=False)
-            told = [f"{flaw['msg']} - at `{'.'.join(map(str, ['$', *flaw['loc']]))}`" for flaw in flaws[:MOST_FLAWS]]
-            raise ValueError("; ".join(told)) from None
+            texts = [f"{flaw['msg']} - at `{'.'.join(map(str, ['$', *flaw['loc']]))}`" for flaw in flaws[:MOST_FLAWS]]
+            raise ValueError("; ".join(texts)) from None
     return read
 
 

@@ -54,11 +54,11 @@ class McpWay(http.Exchange):
         members = {k: v for k, v in fields.items() if v is not None or k == "payload"}
         arguments = msgspec.json.decode(encode_finite(members))
         try:
-            told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
+            result = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:
             raise translate_error(error, self.url) from error
-        text = "".join(getattr(part, "text", "") for part in told.content)
-        if not told.is_error:
+        text = "".join(getattr(part, "text", "") for part in result.content)
+        if not result.is_error:
             return self.read_reply(operation, text.encode())
         body = http.read_object(text.encode()) or {"message": text}
         raise make_refusal(find_status(str(body.get("error"))), body)
@@ -88,28 +88,28 @@ class Answering(httpx2.AsyncClient):
             return answer
         if answer.is_success or isinstance(self.way.refusal(answer), http.NotAGate):
             return make_error_answer(request, f"its answer (status {answer.status_code}) is not MCP", {NOT_MCP: True})
-        told = {**body, STATUS: answer.status_code}
+        body[STATUS] = answer.status_code
         if after := answer.headers.get("retry-after"):
-            told.setdefault("retry_after", after)
-        return make_error_answer(request, str(body.get("message", f"{self.way.url} does not answer like a gate")), told)
+            body.setdefault("retry_after", after)
+        return make_error_answer(request, str(body.get("message", f"{self.way.url} does not answer like a gate")), body)
 
 
-def make_error_answer(request: httpx2.Request, message: str, told: dict[str, Any]) -> httpx2.Response:
+def make_error_answer(request: httpx2.Request, message: str, body: dict[str, Any]) -> httpx2.Response:
     """Return the JSON-RPC answer that carries a failure through the SDK."""
-    error = {"code": INTERNAL_ERROR, "message": message, "data": told}
+    error = {"code": INTERNAL_ERROR, "message": message, "data": body}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
 def translate_error(error: MCPError, url: str) -> Exception:
     """Translate the error of an MCP call into this client's Refusal or Unreachable."""
-    told = error.data if isinstance(error.data, dict) else {}
-    if NOT_MCP in told:
+    body = error.data if isinstance(error.data, dict) else {}
+    if NOT_MCP in body:
         return http.NotAGate(url, error.message)
-    if UNREACHABLE in told:
-        return (http.WrongAddress if told["wrong"] else http.Unreachable)(error.message, sent=told["sent"])
-    if "error" not in told and STATUS not in told:      # the SDK's own error: a timeout, or its session ended
+    if UNREACHABLE in body:
+        return (http.WrongAddress if body["wrong"] else http.Unreachable)(error.message, sent=body["sent"])
+    if "error" not in body and STATUS not in body:      # the SDK's own error: a timeout, or its session ended
         return http.Unreachable(f"no answer came through MCP: {error.message}")
-    return make_refusal(told.pop(STATUS, None) or find_status(str(told["error"])), {"message": error.message, **told})
+    return make_refusal(body.pop(STATUS, None) or find_status(str(body["error"])), {"message": error.message, **body})
 
 
 def make_refusal(status: int, body: dict[str, Any]) -> http.Refusal:

@@ -207,14 +207,14 @@ class Worker:
 
     async def _unless(self, event: asyncio.Event, doing: Awaitable[T]) -> T | None:
         """Await something until it ends or the event is set; return None if the event came first."""
-        work, told = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
+        work, alarm = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait([work, told], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, alarm], return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not work.done():
                 work.cancel()
-            told.cancel()
-            await asyncio.wait([work, told])
+            alarm.cancel()
+            await asyncio.wait([work, alarm])
         return None if work.cancelled() else work.result()
 
     # Taking tasks.
@@ -242,10 +242,10 @@ class Worker:
 
     async def _held(self, resume: bool) -> list[dict[str, Any]]:
         """Return this worker's leases, except those whose result only waits to be delivered."""
-        told = {letter.fields["lease_id"] for letter in self.place.letters()}
+        ended_ids = {letter.fields["lease_id"] for letter in self.place.letters()}
         who = {**self.me, "resumption_id": self.resumption_id if resume else None}
         leases = (await self.gate.call("list_leases", **who, resume=resume))["leases"]
-        return [lease for lease in leases if lease["lease_id"] not in told]
+        return [lease for lease in leases if lease["lease_id"] not in ended_ids]
 
     async def _resume(self, lease: dict[str, Any]) -> None:
         if lease["type"] not in self.tasks and None not in self.tasks:

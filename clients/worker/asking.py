@@ -71,8 +71,8 @@ class Inquiry:
 
     def _request(self, key: str, *, keep_lease: bool) -> None:
         """Ask under a key; raise Unanswered if the lease has ended by that."""
-        told = {} if keep_lease else self.job.describe_checkpoint()
-        reply = self.job.call("request_input", **self.job.under, **self.requests[key], **told, keep_lease=keep_lease)
+        fields = {} if keep_lease else self.job.describe_checkpoint()
+        reply = self.job.call("request_input", **self.job.under, **self.requests[key], **fields, keep_lease=keep_lease)
         if reply["lease_ended"]:
             self.job.end(ASKED)
             raise Unanswered(f"{self.job} waits for the answer to {key}")

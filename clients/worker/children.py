@@ -66,8 +66,8 @@ def guard(pipe: int, worker: str) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(sign, signal.SIG_IGN)
     running: dict[str, str] = {}
-    with open(pipe, encoding="utf-8") as told:
-        for line in told:
+    with open(pipe, encoding="utf-8") as lines:
+        for line in lines:
             lease_id, state = line.split()
             running[lease_id] = state
             if state == "ended":

@@ -125,15 +125,15 @@ class Heart:
             self._renew(pulse)
 
     def _report(self, pulse: Pulse) -> None:
-        told = pulse.news
-        if self._say(pulse, "report_progress", progress=told) is not None:
+        news = pulse.news
+        if self._say(pulse, "report_progress", progress=news) is not None:
             pulse.running = True
-            self._heard(pulse, told)
+            self._heard(pulse, news)
 
-    def _heard(self, pulse: Pulse, told: Any, refused: Refusal | None = None) -> None:
+    def _heard(self, pulse: Pulse, news: Any, refused: Refusal | None = None) -> None:
         """Mark a report as answered by the gate, unless a newer one waits."""
         with self.changed:
-            if pulse.news is told:
+            if pulse.news is news:
                 pulse.news, pulse.refused = None, refused
                 pulse.silent.set()
 
@@ -172,14 +172,14 @@ class Heart:
         pulse.grace_seconds = 0.0
         return reply
 
-    def _refused(self, pulse: Pulse, operation: str, refusal: Refusal, told: Any) -> None:
+    def _refused(self, pulse: Pulse, operation: str, refusal: Refusal, news: Any) -> None:
         if refusal.code in (GONE, "task_not_found"):
             self._end(pulse, str(refusal.more.get("reason", "unknown")))
         elif is_temporary(refusal):
             self._rest(pulse, refusal.retry_after or 1.0)
         elif operation == "report_progress":
             log.warning("task %s: the gate refused its progress: %s", pulse.under["task_id"], refusal)
-            self._heard(pulse, told, refusal)
+            self._heard(pulse, news, refusal)
         else:       # it cannot be renewed any more, but it lasts until its end
             log.warning("task %s: %s", pulse.under["task_id"], refusal)
             pulse.renew_at, pulse.running = pulse.until, True
