@@ -141,18 +141,18 @@ class Bridge:
 
     def answer(self, answer: httpx2.Response, method: str, id: str | int) -> None:
         """Write the answer to one request."""
-        told = http.read_object(answer.content)
-        if "jsonrpc" not in told and "error" not in told:
+        message = http.read_object(answer.content)
+        if "jsonrpc" not in message and "error" not in message:
             foreign = http.NotAGate(self.exchange.url, "its answer is not MCP")
             return self.refuse(id, jsonrpc.INTERNAL_ERROR,
                                str(foreign if answer.is_success else self.exchange.refusal(answer)))
-        if "jsonrpc" not in told:
+        if "jsonrpc" not in message:
             return self.refuse(id, jsonrpc.CODES.get(answer.status_code, jsonrpc.INTERNAL_ERROR),
-                               str(told.get("message")), told)
-        if method == "initialize" and isinstance(result := told.get("result"), dict):
+                               str(message.get("message")), message)
+        if method == "initialize" and isinstance(result := message.get("result"), dict):
             self.agreed = str(result.get("protocolVersion", ""))
         # Verbatim except for a missing id, so that numbers stay as the gate wrote them.
-        self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
+        self.write(answer.content if message.get("id") is not None else msgspec.json.encode({**message, "id": id}))
 
     def headers(self, message: JsonObject, method: str) -> dict[str, str]:
         """Return the HTTP headers that MCP requires for a message."""

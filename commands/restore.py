@@ -87,8 +87,8 @@ def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
     ran = subprocess.run([program, "restore", "-o", path, *when, url], env=kept, capture_output=True, text=True)
     if ran.returncode != 0 or not os.path.exists(path):
-        told = (ran.stderr.strip() or ran.stdout.strip()).rpartition("\n")[2]
-        raise errors.StartupError(f"Litestream cannot restore {mask_credentials(url)}: {escape_text(told)}")
+        complaint = (ran.stderr.strip() or ran.stdout.strip()).rpartition("\n")[2]
+        raise errors.StartupError(f"Litestream cannot restore {mask_credentials(url)}: {escape_text(complaint)}")
     os.chmod(path, 0o600)
     return path
 

@@ -132,19 +132,19 @@ def service_of(engine: Engine) -> Service:
 
 async def ready(engine: Engine, caller: Caller, ask: wire_admin.Ready) -> wire_admin.Readiness:
     """Tell a load balancer whether the gate takes new callers."""
-    told = await service_of(engine).readiness()
-    if not told.ready:
-        raise errors.NotReady(f"not ready: {describe_failure(told)}", **msgspec.to_builtins(told))
-    return told
+    readiness = await service_of(engine).readiness()
+    if not readiness.ready:
+        raise errors.NotReady(f"not ready: {describe_failure(readiness)}", **msgspec.to_builtins(readiness))
+    return readiness
 
 
-def describe_failure(told: wire_admin.Readiness) -> str:
+def describe_failure(state: wire_admin.Readiness) -> str:
     """Say what keeps a gate from being ready, without a word about its insides."""
-    if not told.database:
+    if not state.database:
         return "the database does not answer"
-    if not told.migrated:
+    if not state.migrated:
         return "the schema of the database is not that of this release"
-    return "the gate drains" if told.draining else "the gate has lost its place among those that share the database"
+    return "the gate drains" if state.draining else "the gate has lost its place among those that share the database"
 
 
 async def drain_gate(engine: Engine, caller: Caller, ask: wire_admin.DrainGate) -> wire_admin.Drained:

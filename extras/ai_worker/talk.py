@@ -134,14 +134,14 @@ class Checkpoint(Struct, omit_defaults=True):
     messages: list[ChatMessage] = field(default_factory=list)
 
 
-def add_seal(told: dict[str, Any], task_id: str, key: bytes) -> dict[str, Any]:
+def add_seal(checkpoint: dict[str, Any], task_id: str, key: bytes) -> dict[str, Any]:
     """Add a seal to a checkpoint: another worker of the tenant may hold the task in between and forge a checkpoint."""
-    return {**told, "seal": seal_of(told, task_id, key)}
+    return {**checkpoint, "seal": seal_of(checkpoint, task_id, key)}
 
 
-def seal_of(told: Mapping[str, Any], task_id: str, key: bytes) -> str:
+def seal_of(checkpoint: Mapping[str, Any], task_id: str, key: bytes) -> str:
     """Return the seal of a checkpoint: an HMAC over the task's id and the whole checkpoint."""
-    text = msgspec.json.encode([task_id, {name: held for name, held in told.items() if name != "seal"}],
+    text = msgspec.json.encode([task_id, {name: held for name, held in checkpoint.items() if name != "seal"}],
                                order="deterministic")
     return hmac.digest(key, text, "sha256").hex()
 
@@ -204,17 +204,17 @@ def shrink_messages(messages: Sequence[ChatMessage], most: int) -> list[ChatMess
     return kept
 
 
-def is_too_deep(told: Any, left: int = MOST_RESULT_DEPTH) -> bool:
+def is_too_deep(value: Any, left: int = MOST_RESULT_DEPTH) -> bool:
     """Whether a JSON value is nested deeper than the limit."""
-    if not isinstance(told, dict | list):
+    if not isinstance(value, dict | list):
         return False
-    inner = told.values() if isinstance(told, dict) else told
+    inner = value.values() if isinstance(value, dict) else value
     return left == 0 or any(is_too_deep(part, left - 1) for part in inner)
 
 
-def count_json_bytes(told: Any) -> int:
+def count_json_bytes(value: Any) -> int:
     """Return the size of a value as JSON, in bytes."""
-    return len(msgspec.json.encode(told))
+    return len(msgspec.json.encode(value))
 
 
 # The end.

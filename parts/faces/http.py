@@ -58,12 +58,12 @@ def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
 
     Other programs on the same machine serve pages too, on other ports.
     """
-    page, asked = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
-    if page is None or asked is None or page["scheme"] is None or asked["scheme"] is not None:
+    page, authority = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
+    if page is None or authority is None or page["scheme"] is None or authority["scheme"] is not None:
         return False
     usual = "443" if page["scheme"] == "https" else "80"
-    known = page["host"] == asked["host"] or {page["host"].strip("[]"), asked["host"].strip("[]")} <= names
-    return known and int(page["port"] or usual) == int(asked["port"] or usual)
+    known = page["host"] == authority["host"] or {page["host"].strip("[]"), authority["host"].strip("[]")} <= names
+    return known and int(page["port"] or usual) == int(authority["port"] or usual)
 
 
 def keep_slashes(scope: connection.Scope) -> None:

@@ -88,8 +88,8 @@ def share_refusals(paths: dict[str, JsonObject]) -> dict[str, JsonObject]:
 
     Each is named by its status and by the codes that not all refusals of this status have.
     """
-    places = [(responses, status) for item in paths.values() for told in item.values()
-              for responses in [told["responses"]] for status in responses if status[0] in "45"]
+    places = [(responses, status) for item in paths.values() for method in item.values()
+              for responses in [method["responses"]] for status in responses if status[0] in "45"]
     codes = {status: [list_response_codes(responses[of]) for responses, of in places if of == status]
              for status in {status for _, status in places}}
     shared: dict[str, JsonObject] = {}
@@ -128,9 +128,9 @@ def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
                 if "properties" in inner:
                     inner["additionalProperties"] = False
         schema["required"] = sorted({*schema["required"], *op.takes.needed})
-        if asked := schema["properties"].get("requirements"):
-            asked.pop("type", None)
-            asked["anyOf"] = [refer_to("Requirements"), NULL_SCHEMA]
+        if requirements := schema["properties"].get("requirements"):
+            requirements.pop("type", None)
+            requirements["anyOf"] = [refer_to("Requirements"), NULL_SCHEMA]
     for schema in takes.values():   # an explicit null means absent; a default would make TypeScript require the field
         if "payload_pointer" in schema["properties"]:   # no generator knows "one of two": who has a pointer says null
             schema["required"] = sorted({*schema["required"], "payload"})
@@ -182,15 +182,15 @@ def refer_to(name: str) -> JsonObject:
 
 def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[str, JsonObject]) -> JsonObject:
     """Describe one method and path of an operation."""
-    asked, answered = op.takes.example
+    request, answer = op.takes.example
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
-    [content] = wrap_content(refer_to(reply), answered).values()
-    told: JsonObject = {
+    [content] = wrap_content(refer_to(reply), answer).values()
+    method: JsonObject = {
         "operationId": name, "summary": (summary := remove_clause_numbers(op.summary)),
         "description": remove_clause_numbers(op.text.strip()) or summary,
         "tags": [tag_of(op, path)],
-        "parameters": [describe_parameter(field, "path", whole, asked) for field in carried],
+        "parameters": [describe_parameter(field, "path", whole, request) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"],
                               "content": {getattr(op.gives, "media", "application/json"): content}},
                       **({"204": {"description": op.nothing}} if op.nothing else {}),
@@ -202,16 +202,16 @@ def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[s
         "x-scopes": sorted(op.scope.split())}
     if verb == "GET":
         asks = [field for field in whole["properties"] if field not in carried]
-        told["parameters"] += [describe_parameter(field, "query", whole, asked) for field in asks]
+        method["parameters"] += [describe_parameter(field, "query", whole, request) for field in asks]
     else:
         whole, rest = schemas[op.takes.__name__], op.takes.__name__ + ("Body" if carried else "")
         schemas[rest] = {
             **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
             "properties": {field: schema for field, schema in whole["properties"].items() if field not in carried}}
-        sent = {field: value for field, value in asked.items() if field not in carried}
-        told["requestBody"] = {"content": wrap_content(refer_to(rest), sent),
-                               "required": bool(schemas[rest]["required"])}
-    return told | ({"security": []} if op.open else {}) | ({"deprecated": True} if op.successor else {})
+        sent = {field: value for field, value in request.items() if field not in carried}
+        method["requestBody"] = {"content": wrap_content(refer_to(rest), sent),
+                                 "required": bool(schemas[rest]["required"])}
+    return method | ({"security": []} if op.open else {}) | ({"deprecated": True} if op.successor else {})
 
 
 def tag_of(op: Any, path: str) -> str:
@@ -228,8 +228,8 @@ def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonOb
         schema = (choice if choice.get("type") != "null" else {}) | schema
     text = {"description": inner} if (inner := schema.pop("description", "")) else {}
     schema = {key: part for key, part in schema.items() if (key, part) != ("default", None)}
-    told = {"name": name, "in": where, "required": where == "path" or name in whole["required"], "schema": schema}
-    return told | text | ({"example": example[name]} if name in example else {})
+    parameter = {"name": name, "in": where, "required": where == "path" or name in whole["required"], "schema": schema}
+    return parameter | text | ({"example": example[name]} if name in example else {})
 
 
 def wrap_content(schema: JsonObject, *example: JsonObject) -> JsonObject:
@@ -239,17 +239,17 @@ def wrap_content(schema: JsonObject, *example: JsonObject) -> JsonObject:
 
 def list_codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     """Return the error codes of an operation, by status."""
-    told = "400 invalid_request, 403 forbidden, 421 misdirected_request, 431 invalid_request, 500 internal_error"
+    entries = "400 invalid_request, 403 forbidden, 421 misdirected_request, 431 invalid_request, 500 internal_error"
     if not op.open:
-        told += (", 401 unauthenticated, 403 tenant_mismatch, 429 rate_limit_exceeded, 503 overloaded, "
-                 "503 rate_limiter_unavailable, 503 issuer_unavailable")
-    told += ", 503 database_unavailable" if op.open or op.kind != "B" else ""
-    told += ", 503 receipt_ledger_unavailable" if op.kind == "W" else ""
-    told += ", 400 invalid_cursor" if {"cursor", "since_receipt_id"} & {*op.takes.__struct_fields__} else ""
-    told += ", 404 not_found" if "{" in path else ""
+        entries += (", 401 unauthenticated, 403 tenant_mismatch, 429 rate_limit_exceeded, 503 overloaded, "
+                    "503 rate_limiter_unavailable, 503 issuer_unavailable")
+    entries += ", 503 database_unavailable" if op.open or op.kind != "B" else ""
+    entries += ", 503 receipt_ledger_unavailable" if op.kind == "W" else ""
+    entries += ", 400 invalid_cursor" if {"cursor", "since_receipt_id"} & {*op.takes.__struct_fields__} else ""
+    entries += ", 404 not_found" if "{" in path else ""
     if verb != "GET":
-        told += ", 400 payload_too_deep, 408 request_timeout, 413 payload_too_large, 415 unsupported_media_type"
-    refusals = [(int(status), code) for status, code in (entry.split() for entry in told.split(", "))]
+        entries += ", 400 payload_too_deep, 408 request_timeout, 413 payload_too_large, 415 unsupported_media_type"
+    refusals = [(int(status), code) for status, code in (entry.split() for entry in entries.split(", "))]
     refusals += [(kind.status, kind.code) for kind in op.takes.refusals]
     return {status: names for status in STATUS if (names := [code for its, code in refusals if its == status])}
 

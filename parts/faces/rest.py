@@ -49,7 +49,7 @@ class Endpoint:
         begun, reply, refusal = perf_counter(), None, None
         try:
             reply = await self._perform(scope, receive, more)
-            more += [members.make_warning_header(told)] if (told := members.read_warnings(reply)) else []
+            more += [members.make_warning_header(warnings)] if (warnings := members.read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
         except errors.GateError as refused:     # without its frames, which would hold it until a garbage collection
             refusal, status, body = refused.with_traceback(None), refused.status, encode_json(refused.body())

@@ -91,9 +91,9 @@ def show_unique(task: stored.Task, terms: stored.KeptTerms, progress: stored.Pro
     if terms.unique is None and successor is None:
         return NO_UNIQUE
     behind = {"superseded_by" if task.status == "canceled" else "next_task_id": successor}
-    told = {"unique": terms.unique, "debounce": terms.debounce, "amendments": terms.amendments or None,
-            "supersedes": terms.supersedes, **behind}
-    return {name: value for name, value in told.items() if value is not None}
+    members = {"unique": terms.unique, "debounce": terms.debounce, "amendments": terms.amendments or None,
+               "supersedes": terms.supersedes, **behind}
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def describe_steps(progress: stored.Progress | None) -> dict[str, Any]:
 
 def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
     """Return how many bytes the texts have that a task is shown with."""
-    told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress,
-            progress and progress.inputs, progress and progress.family)
-    return sum(len(text if text.isascii() else text.encode()) for text in told if text)
+    texts = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress,
+             progress and progress.inputs, progress and progress.family)
+    return sum(len(text if text.isascii() else text.encode()) for text in texts if text)
 
 
 def summarize(task: stored.Task) -> str | None:

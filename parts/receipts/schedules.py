@@ -61,9 +61,9 @@ def update_schedule(known: stored.Schedule, state: wire.ScheduleState) -> stored
     due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
     every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
     enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
-    told = replace(known, enabled=enabled, next_run_at=due, interval_seconds=every,
-                   details=update_details(known.details, state))
-    return replace(told, late_at=told.late_after)
+    schedule = replace(known, enabled=enabled, next_run_at=due, interval_seconds=every,
+                       details=update_details(known.details, state))
+    return replace(schedule, late_at=schedule.late_after)
 
 
 def update_details(known: str, state: wire.ScheduleState) -> str:

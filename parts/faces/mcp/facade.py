@@ -348,8 +348,8 @@ class Facade:
             body = message.emptied()
         elif message and message.method == "initialize":
             # The one revision with batches of messages is not served; its clients know the revision before.
-            asked = decode_or_none(_text, message.params.get("protocolVersion", NULL))
-            params = {**message.params, "protocolVersion": BEFORE_BATCHES} if asked == WITH_BATCHES else message.params
+            revision = decode_or_none(_text, message.params.get("protocolVersion", NULL))
+            params = {**message.params, **({"protocolVersion": BEFORE_BATCHES} if revision == WITH_BATCHES else {})}
             body = encode_json({**message.members, "params": params})
         if len(body) > ENVELOPE_BYTES:
             raise errors.PayloadTooLarge(
@@ -523,10 +523,10 @@ class Facade:
             return COMPLETE | tools.make_refusal_result(refused)
         if isinstance(reply, dict):
             return reply
-        told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
+        meta = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
         if by_handle:
             return tasks.make_handle(reply)
-        return COMPLETE | tools.make_result(reply, once=visit.call.brief) | told
+        return COMPLETE | tools.make_result(reply, once=visit.call.brief) | meta
 
     async def _wait_in_line(self, ctx: tasks.Context, visit: Visit,
                             params: types.CallToolRequestParams) -> bytes | dict[str, Any]:
@@ -542,8 +542,8 @@ class Facade:
         else:       # it is the same call, whose task there is already
             task_id = line.open_state(params.request_state)
             await line.answer(task_id, in_line.read_responses(params))
-        asked = await line.wait(task_id, seconds)
-        return asked or await self._do(ctx, "get_task", {"task_id": task_id}, brief=brief)
+        question = await line.wait(task_id, seconds)
+        return question or await self._do(ctx, "get_task", {"task_id": task_id}, brief=brief)
 
     async def _do(self, ctx: tasks.Context, operation: str, fields: dict[str, Any], brief: bool = False) -> bytes:
         """Perform an operation for a request that is not a tool call."""
@@ -685,8 +685,8 @@ def find_fault(body: bytes, message: JsonRpcMessage | None) -> str | None:
 
 def make_warning_headers(scope: connection.Scope) -> connection.Headers:
     """Return a header with the unknown members of a call and the warnings that do not fit into its reply."""
-    told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
-    return [members.make_warning_header(told)] if told else []
+    warnings = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
+    return [members.make_warning_header(warnings)] if warnings else []
 
 
 def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:

@@ -50,11 +50,11 @@ def summarize(name: str, reply: Any) -> bytes:
             break
     if listed and short is reply:
         return text
-    told: JsonObject = decode_json(text)
+    record: JsonObject = decode_json(text)
     if len(text) > MOST_BYTES:
-        told = drop_nulls(told)
+        record = drop_nulls(record)
     how = WHOLE.get(name, "get_task or get_receipt shows one of them")
-    return encode_json({**told, "cut": f"values of more than {most} bytes are cut; {how}"})
+    return encode_json({**record, "cut": f"values of more than {most} bytes are cut; {how}"})
 
 
 def cut_value(value: Any, most: int, depth: int) -> Any:
