@@ -288,6 +288,15 @@ def test_a_value_is_called_by_its_noun() -> None:
     assert {name: bound[name] for name, most in NAMELESS.items() if bound[name] > most} == {}
 
 
+def test_a_script_calls_a_value_by_its_noun_too() -> None:
+    word = "|".join(NAMELESS)
+    bound = re.compile(rf"\b(?:const|let) (?:{word})\b|\((?:{word})(?:, \w+)?\) =>|\bfunction \w+\((?:{word})\b")
+    scripts = [path for part in PRODUCT for path in (ROOT / part).rglob("*")
+               if path.suffix in {".js", ".mjs", ".ts"} and not {"dist", "node_modules"} & {*path.parts}]
+
+    assert [f"{name_of(path)}: {match[0]}" for path in scripts for match in bound.finditer(path.read_text())] == []
+
+
 def test_few_files_name_a_stored_kind() -> None:
     """What is said of a kind is on its card; else only those name it that work with its rows."""
     kinds, places = {kind.__name__ for kind in stored.TABLES}, dict[str, set[str]]()
