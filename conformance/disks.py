@@ -608,10 +608,11 @@ def compile_shim(folder: Path) -> Path:
     return shim
 
 
-def run_disks(what: str, number: int, seed: str, folder: Path) -> dict[str, Any]:
-    """Run rounds in a process with the shim; return what they did.  Raises NoShim."""
+def run_disks(what: str, number: int, seed: str, folder: Path, first: str = "") -> dict[str, Any]:
+    """Run rounds in a process with the shim, which runs `first` before; return what they did.  Raises NoShim."""
     environment = {**os.environ, "LD_PRELOAD": str(compile_shim(folder))}
-    done = subprocess.run([sys.executable, "-m", "asyncgate.conformance.disks", what, str(number), seed, str(folder)],
+    script = f"{first}\nimport sys; from asyncgate.conformance.disks import main; main(*sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", script, what, str(number), seed, str(folder)],
                           check=True, stdout=subprocess.PIPE, env=environment, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report

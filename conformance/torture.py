@@ -128,19 +128,19 @@ async def run_round(plan: TorturePlan, site: Site, number: int) -> Round:
     of_disks = [fault for fault in plan.faults if fault in OF_DISKS]
     others = [fault for fault in plan.faults if fault not in OF_DISKS]
     if of_disks and (not others or draw.random() < len(of_disks) / len(plan.faults)):
-        done = await asyncio.to_thread(run_disk_round, draw.choice(of_disks), f"{plan.seed}-{number}", number,
-                                       site.folder, plan.strikes * DISK_ROUNDS // STRIKES)
+        done = await asyncio.to_thread(run_disk_round, draw.choice(of_disks), plan, number, site.folder)
     else:
         done = await run_served_round(plan, site, number, draw, others)
     done.seconds = time.monotonic() - began
     return done
 
 
-def run_disk_round(fault: str, seed: str, number: int, folder: Path, most: int) -> Round:
+def run_disk_round(fault: str, plan: TorturePlan, number: int, folder: Path) -> Round:
     """Let the disk of gates in other processes fail, or cut its power."""
     own = folder / f"disk-{number}"
     own.mkdir()
-    told = disks.run_disks({"disk": "faults", "power": "cuts"}[fault], most, seed, own)
+    told = disks.run_disks({"disk": "faults", "power": "cuts"}[fault], plan.strikes * DISK_ROUNDS // STRIKES,
+                           f"{plan.seed}-{number}", own, plan.first)
     count = told["rounds" if fault == "disk" else "cuts"]
     return Round(number, Counter({fault: count}), told["acknowledged"] + told["unanswered"], told["unanswered"],
                  violations=[f"DISKS: {problem}" for problem in told["problems"]])

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("asyncgate.extras.families", reason="some of what is broken is an extra, and none is installed")
-from asyncgate.conformance.faults import Site
+from asyncgate.conformance.disks import NoShim
 from asyncgate.conformance.minimizing import minimize
-from asyncgate.conformance.torture import TorturePlan, run_round
-from tests.support.defects import DEFECTS, try_defect
+from tests.support.defects import DEFECTS, run_broken_round, try_defect
 
 pytestmark = pytest.mark.anyio
 TRIALS = 20             # of 500 calls; most need one or two
+ROUNDS_OF_A_DEFECT = 8  # of torture; half of those with a ledger are strict, and send before they commit
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("name", [name for name, defect in DEFECTS.items() if not defect.fault])
 async def test_a_gate_that_breaks_a_rule_is_found_by_the_check_of_that_rule(name: str) -> None:
     seeds = [random.randrange(2**32) for _ in range(TRIALS)]
     for seed in seeds:
@@ -25,6 +25,20 @@ async def test_a_gate_that_breaks_a_rule_is_found_by_the_check_of_that_rule(name
         if told & DEFECTS[name].found_by:
             return
     pytest.fail(f"{name} was not found by {sorted(DEFECTS[name].found_by)} in {TRIALS} trials, of the seeds {seeds}")
+
+
+@pytest.mark.parametrize("name", [name for name, defect in DEFECTS.items() if defect.fault])
+async def test_a_gate_that_breaks_its_word_under_a_fault_is_found_by_the_check_of_that(
+        name: str, tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    for number in range(1, ROUNDS_OF_A_DEFECT + 1):
+        try:
+            done = await run_broken_round(name, seed, number, tmp_path)
+        except NoShim as why:
+            pytest.skip(str(why))
+        if {word for text in done.violations for word in text.split(": ")} & DEFECTS[name].found_by:
+            return
+    pytest.fail(f"{name} was not found by {sorted(DEFECTS[name].found_by)} in {ROUNDS_OF_A_DEFECT} rounds of {seed}")
 
 
 async def test_there_are_twenty_defects_and_a_sound_gate_has_none() -> None:
@@ -56,9 +70,6 @@ async def test_the_smallest_history_of_a_defect_is_a_few_calls() -> None:
 
 
 async def test_a_real_gate_that_acknowledges_before_it_commits_is_found(tmp_path: Path) -> None:
-    first = "from tests.support.defects import break_for_good; break_for_good('acknowledged_before_the_commit')"
-    plan = TorturePlan("sqlite:", ("kill",), random.randrange(2**32), first=first)
-
-    done = await run_round(plan, Site("sqlite:", tmp_path), 1)
+    done = await run_broken_round("acknowledged_before_the_commit", random.randrange(2**32), 1, tmp_path)
 
     assert [text for text in done.violations if text.startswith("I1: ")]

@@ -2,6 +2,7 @@
 
     await try_defect("fence_not_raised", seed)      # a gate in this process, with lost replies
     break_for_good("fence_not_raised")              # the gates of a process, such as the `first` of a TorturePlan
+    await run_broken_round("fence_not_raised", seed, 1, folder)     # such gates, in a round of torture
 
 Each patches the engine, an extra, or the tables of SQLite; its decorator names the checks that must find it.
 """
@@ -13,19 +14,22 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 import asyncgate
 from asyncgate import CLAIM, EXPIRE, Engine, Needs, Task, Work
-from asyncgate.backends import lanes
+from asyncgate.backends import lanes, sqlite
 from asyncgate.backends.memory import Memory
 from asyncgate.backends.sqlite_tables import KEYED, SqliteTables
+from asyncgate.conformance.faults import Site
 from asyncgate.conformance.harness import Gate, settings_for_tests
 from asyncgate.conformance.history import read_checked_rows
 from asyncgate.conformance.load import HASTY_GATE, TENANT, StraightLoad, finish_cascades
 from asyncgate.conformance.recording import Recorded
+from asyncgate.conformance.torture import Round, TorturePlan, run_round
 from asyncgate.conformance.verify import verify
 from asyncgate.extras.asking import wire_asking
 from asyncgate.extras.families import rules as families
@@ -45,6 +49,8 @@ NEAR = 10.0             # seconds before its end in which a lease is swept too e
 CALLS = 500             # of a trial
 LOST_REPLIES, SWEPT = 0.04, 0.4        # the shares of replies that get lost, and of moments at which it is swept
 LONGEST = 30.0          # seconds of a trial: a broken gate may never answer
+ROUND_CALLS = 200       # between two faults of a round of torture, at most
+BREAK = "from tests.support.defects import break_for_good; break_for_good({name!r})"
 
 
 class Patches(contextlib.ExitStack):
@@ -82,19 +88,20 @@ class Patches(contextlib.ExitStack):
 
 
 class Defect(NamedTuple):
-    """What is broken, and which checks must find it."""
+    """What is broken, which checks must find it, and the fault that it needs for that."""
 
     break_gate: Callable[[Patches], None]
     found_by: frozenset[str]
+    fault: str      # of torture; without it lost replies are enough, in a gate in this process
 
 
 DEFECTS: dict[str, Defect] = {}
 
 
-def defect(*found_by: str) -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
+def defect(*found_by: str, fault: str = "") -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
     """Register a defect under the name of its function."""
     def register(break_gate: Callable[[Patches], None]) -> Callable[[Patches], None]:
-        DEFECTS[break_gate.__name__] = Defect(break_gate, frozenset(found_by))
+        DEFECTS[break_gate.__name__] = Defect(break_gate, frozenset(found_by), fault)
         return break_gate
     return register
 
@@ -237,6 +244,23 @@ def acknowledged_before_the_commit(patches: Patches) -> None:
     """A batch is answered, and now and then it is not there."""
     is_lost = Sometimes(9)
     patches.change(SqliteTables, "_save", lambda real: lambda backend, work: is_lost() or real(backend, work))
+
+
+@defect("I1", fault="power")
+def ack_before_fsync(patches: Patches) -> None:
+    """A batch is answered when it is committed, and synced some time later."""
+    patches.set(sqlite, "PRAGMAS", sqlite.PRAGMAS.replace("synchronous = FULL", "synchronous = NORMAL"))
+
+
+@defect("LEDGER", fault="ledger")
+def outbox_row_dropped(patches: Patches) -> None:
+    """A receipt is stored, and now and then the outbox has no row that would bring it to the ledger."""
+    is_lost = Sometimes(20)
+
+    def drop(backend: Any, work: Work) -> None:
+        if work.posted and is_lost():
+            work.posted = {}
+    patches.save(drop)
 
 
 @defect("I1", "I8")
@@ -441,6 +465,13 @@ async def try_defect(name: str, seed: int, calls: int = CALLS) -> Recorded:
     others = [f"VERIFY: {problem}" for problem in (await verify(backend)).problems]
     await backend.close()
     return Recorded({"defect": name, "seed": seed}, TENANT, load.calls, [], rows, others)
+
+
+async def run_broken_round(name: str, seed: int, number: int, folder: Path) -> Round:
+    """Run a round of torture whose gates are broken so, with the fault that shows it."""
+    plan = TorturePlan("sqlite:", (DEFECTS[name].fault or "kill",), seed, calls=ROUND_CALLS,
+                       first=BREAK.format(name=name))
+    return await run_round(plan, Site("sqlite:", folder), number)
 
 
 async def pass_time(load: StraightLoad, engine: Engine) -> None:
