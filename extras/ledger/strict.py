@@ -103,7 +103,8 @@ class Draft(Struct):
         if self.now is None:        # as many claimable tasks as are left when some are hidden
             return replace(needs, claims=needs.claims * 2) if self.hidden else needs
         rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
-        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows)
+        paused = {(stored.Pauses, ())} if needs.claims else set()     # which claims would have loaded
+        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows | paused)
 
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.

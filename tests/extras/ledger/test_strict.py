@@ -113,6 +113,15 @@ async def test_when_another_process_was_faster_it_is_decided_again(gate: Gate, s
         "task.assigned", "task.accepted", "task.canceled", "task.result_ready"]
 
 
+async def test_a_paused_worker_gets_nothing_when_a_batch_is_decided_again(gate: Gate) -> None:
+    task_id = await gate.create()
+    await gate.as_admin().pause_work(worker="w1")
+
+    offers = await asyncio.gather(gate.as_worker("w1").lease_next(), gate.as_worker("w2").lease_next())
+
+    assert [[offer.task_id for offer in reply.tasks] for reply in offers] == [[], [task_id]]
+
+
 async def test_what_another_process_changed_meanwhile_is_taken_in(gate: Gate, stub: StubLedger) -> None:
     task_id = await gate.create()
     beside, offers = gate.beside(), list[Any]()
