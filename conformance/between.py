@@ -72,7 +72,7 @@ class BreakingWire(Port):
 
     def __init__(self, gates: Gates, first: int) -> None:
         super().__init__(gates)
-        self.number, self.caught, self.armed = first, 0, True
+        self.number, self.caught, self.armed = first, 0, False
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.StreamReader,
                     to_gate: asyncio.StreamWriter) -> None:

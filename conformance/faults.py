@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fle
 from asyncgate.conformance.plugin import POSTGRES, make_empty_file
 from asyncgate.conformance.postgres_server import Bouncer, Cluster, Standby, connected, find_bouncer, free_port
 from asyncgate.conformance.proxy import Proxy, Trap
+from asyncgate.conformance.scheduled import ScheduledRuns
 
 EVERY_COMMITS = (3, 5, 9)
 PAUSED_SECONDS = 3.0
@@ -178,6 +180,7 @@ class Stage:
     gates: Fleet
     wire: BreakingWire | None = None
     ledger: LedgerServer | None = None
+    scheduled: ScheduledRuns | None = None
     mode = "standalone"
 
     def __init__(self, site: Site, draw: random.Random) -> None:
@@ -211,15 +214,27 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
         stage.load = await stack.enter_async_context(aclosing(Load(
             server, draw.randrange(2**32), *(number * min(gates, 2) for number in CLIENTS), mixed=True)))
         await stack.enter_async_context(stage.snapshots)
-        if "worker" in faults:
+        if {"worker", "scheduler"} & {*faults}:
             witness = await stack.enter_async_context(Witness(server, stage.load.write))
-            folder = Path(tempfile.mkdtemp(dir=site.folder))
-            for number in range(PROGRAMS):
-                program = Program(f"http://127.0.0.1:{witness.port}", f"w-program-{number}", folder)
-                await asyncio.to_thread(program.start)
-                stack.callback(program.kill)
-                stage.programs.append(program)
+            await start_programs(stage, stack, faults, witness.port)
+        if stage.wire is not None:      # now: a claim whose answer is lost would keep an order for a minute
+            stage.wire.armed = True
         yield stage
+
+
+async def start_programs(stage: Stage, stack: AsyncExitStack, faults: list[str], port: int) -> None:
+    """Start what users run beside a gate, each in a process of its own."""
+    folder = Path(tempfile.mkdtemp(dir=stage.site.folder))
+    if "scheduler" in faults:
+        stage.scheduled = ScheduledRuns(stage.load, port, folder)
+        await asyncio.to_thread(stage.scheduled.start)
+        stack.callback(stage.scheduled.kill)
+        await stage.scheduled.order()
+    for number in range(PROGRAMS if "worker" in faults else 0):
+        program = Program(f"http://127.0.0.1:{port}", f"w-program-{number}", folder)
+        await asyncio.to_thread(program.start)
+        stack.callback(program.kill)
+        stage.programs.append(program)
 
 
 async def settle(gates: Fleet) -> None:
@@ -246,12 +261,16 @@ async def kill_gate(stage: Stage) -> str:
 async def pause_gate(stage: Stage) -> str:
     """Stop a gate for a while."""
     number = stage.draw.randrange(len(stage.gates.servers))
+    return f"pause gate {number} for {await pause(stage, stage.gates.servers[number].process):.2f} s"
+
+
+async def pause(stage: Stage, process: subprocess.Popen[bytes]) -> float:
+    """Stop a process for a while; return for how many seconds."""
     seconds = stage.draw.uniform(0.05, PAUSED_SECONDS) if stage.draw.random() < 0.5 else 0.05
-    process = stage.gates.servers[number].process
     process.send_signal(signal.SIGSTOP)
     await asyncio.sleep(seconds)
     process.send_signal(signal.SIGCONT)
-    return f"pause gate {number} for {seconds:.2f} s"
+    return seconds
 
 
 async def kill_worker(stage: Stage) -> str:
@@ -260,6 +279,16 @@ async def kill_worker(stage: Stage) -> str:
     await asyncio.to_thread(program.kill)
     await asyncio.to_thread(program.start)
     return "worker"
+
+
+async def strike_scheduler(stage: Stage) -> str:
+    """Kill the scheduler and start it again in the same place, or stop it for a while."""
+    assert stage.scheduled is not None
+    if stage.draw.random() < 0.5:
+        return f"scheduler stopped for {await pause(stage, stage.scheduled.process):.2f} s"
+    await asyncio.to_thread(stage.scheduled.kill)
+    await asyncio.to_thread(stage.scheduled.start)
+    return "scheduler killed"
 
 
 async def kill_ledger(stage: Stage) -> str:
@@ -374,6 +403,8 @@ FAULTS: dict[str, Fault] = {
     "kill": Fault("a gate is killed (SIGKILL) and started again", "", kill_gate, True),
     "pause": Fault("a gate is stopped (SIGSTOP) for up to three seconds, and continued", "", pause_gate, True),
     "worker": Fault("the process of a worker is killed, and started again in the same place", "", kill_worker),
+    "scheduler": Fault("the process of the scheduler is killed and started again, or stopped and continued", "",
+                       strike_scheduler),
     "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
                     "started again", "", kill_ledger, settings=LEDGER_GATE),
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
@@ -394,4 +425,5 @@ FAULTS: dict[str, Fault] = {
     "power": Fault("the power is cut: what SQLite has not synced is lost, kept, reordered or torn", "sqlite:")}
 OF_DISKS = ("disk", "power")
 MISSING_PARTS: dict[str, Callable[[], str]] = {
-    "bouncer": lambda: "" if find_bouncer() else "pgbouncer is not installed"}
+    "bouncer": lambda: "" if find_bouncer() else "pgbouncer is not installed",
+    "scheduler": lambda: "" if find_spec("asyncgate.extras.scheduler") else "the scheduler is not installed"}

@@ -39,6 +39,7 @@ CLOCK_DIGIT = 1e-5      # of seconds, which answers round
 CLOCKS_DIFFER = 0.005   # seconds, between what gates that share a database take for its time
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
+             "schedule.created": frozenset({"schedule.deleted"}),
              "input.requested": frozenset({"input.answered", "input.expired"})}
 JOINED = ("returned", "replaced")        # what a call is answered that has made no task
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}

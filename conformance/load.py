@@ -46,7 +46,7 @@ REST = {
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
     "request_input": "POST /v1/tasks/{task_id}/inputs", "answer_input": "POST /v1/tasks/{task_id}/inputs/answer",
     "set_limit": "POST /v1/task-limits", "remove_limit": "POST /v1/task-limits/{name}/remove",
-    "append_output": "POST /v1/tasks/{task_id}/output", "health": "GET /v1/health"}
+    "append_output": "POST /v1/tasks/{task_id}/output", "list_tasks": "GET /v1/tasks", "health": "GET /v1/health"}
 
 OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk", "set_limit", "remove_limit"}
 KINDS_OF_TASK, REQUIREMENTS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
@@ -277,6 +277,8 @@ class Client:
 
     async def http(self, verb: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Send one request on the kept connection and read its answer."""
+        if self.wire is not None and self.wire[1].is_closing():     # uvloop raises where somebody writes to it
+            self.close()
         if self.wire is None:
             self.wire = await asyncio.open_connection("127.0.0.1", self.server.port)
         reader, writer = self.wire

@@ -16,7 +16,8 @@ from asyncgate.conformance.faults import Site
 from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.load import CAN_LIMIT
 from asyncgate.conformance.plugin import choose_databases, database_of
-from asyncgate.conformance.torture import TorturePlan, run_round
+from asyncgate.conformance.scheduled import TICK
+from asyncgate.conformance.torture import TorturePlan, is_missing, run_round
 
 pytestmark = pytest.mark.anyio
 
@@ -51,10 +52,11 @@ async def test_gates_that_are_killed_and_stopped_at_any_moment_lose_and_repeat_n
     assert limited or not CAN_LIMIT
 
 
-async def test_workers_ledgers_and_wires_that_break_lose_and_repeat_nothing(
+async def test_workers_schedulers_ledgers_and_wires_that_break_lose_and_repeat_nothing(
         database: str, rounds: int, tmp_path: Path, record_property: Any) -> None:
-    """Real workers, some clients over MCP, and gates whose receipts go to a ledger, with and without waiting for it."""
-    faults = ("kill", "worker", "ledger", "reset") if are_here(["receive_receipts"]) else ("kill", "worker", "reset")
+    """Real workers, a scheduler, clients over MCP, and gates whose receipts go to a ledger, and may wait for it."""
+    faults = ("kill", "worker", *["ledger"] * bool(are_here(["receive_receipts"])),
+              *["scheduler"] * (not is_missing("scheduler")), "reset")
     plan = TorturePlan(database, faults, random.randrange(2**32), strikes=6, calls=60)
     for number in range(1, rounds + 1):
         done = await run_round(plan, Site(database, tmp_path), number)
@@ -66,3 +68,5 @@ async def test_workers_ledgers_and_wires_that_break_lose_and_repeat_nothing(
         assert done.record is not None
         programs = [call for call in done.record.calls if call.by.startswith("w-program")]
         assert any(call.operation == "complete" and call.reply for call in programs)
+        ticks = [task for task in done.record.rows["Task"] if task.type == TICK]
+        assert ticks or "scheduler" not in faults

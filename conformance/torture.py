@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -44,6 +45,7 @@ CALLS = 500             # between two strikes, at most
 PER_STRIKE = 5          # commits and wires that are cut: at least so many for each strike
 DISK_ROUNDS = 10        # of a round: lives with faults, or cuts
 TRACE_LINES = 60
+ANY_ERROR, UNFORESEEN = re.compile(" ERROR "), re.compile(r" ERROR asyncgate: \S+ failed$")
 
 
 class Unfit(Exception):
@@ -158,6 +160,8 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
             for program in stage.programs:
                 await asyncio.to_thread(program.kill)
             caught += await site.spring()
+            if stage.scheduled is not None:
+                problems += await stage.scheduled.finish(gates)
             if stage.ledger is not None:
                 await settle(gates)
         except Exception as error:      # such as a gate that hangs: a finding, too
@@ -166,12 +170,15 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         problems += [problem for server in gates.servers for problem in await stop_server(server)]
         if stage.ledger is not None:        # order: until they have ended, gates write receipts and send them
             receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
-        if "ledger" not in faults and not any(FAULTS[fault].fits == POSTGRES for fault in faults):
-            problems += list_errors(gates)
+        # What a ledger or a database that dies is to blame for is no defect; what nothing foresaw is.
+        outages = "ledger" in faults or any(FAULTS[fault].fits == POSTGRES for fault in faults)
+        problems += list_errors(gates, UNFORESEEN if outages else ANY_ERROR)
     done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
         {"commit": caught, "reset": stage.wire.caught if stage.wire else 0})
     problems += list_odd_answers(load.calls)
     done.record = await read_round(site.make_database(0) if site.cluster else database, load, receipts)
+    if stage.scheduled is not None:
+        problems += stage.scheduled.judge(done.record.rows["Task"])
     done.record.marks, done.record.others = marks, [*problems, *done.record.others]
     # A receipt that is neither here nor at the ledger is found already, and without its body nothing can be judged.
     whole = all(receipt.body for receipt in done.record.rows["Receipt"])
@@ -210,10 +217,10 @@ async def stop_server(server: Any) -> list[str]:
     return [f"EXIT: a gate ended with {status} at SIGTERM"] if status else []
 
 
-def list_errors(gates: Fleet) -> list[str]:
+def list_errors(gates: Fleet, which: re.Pattern[str] = ANY_ERROR) -> list[str]:
     """Return the errors in the logs of the gates, each with its traceback."""
     return ["LOG: " + "\n".join(server.lines[at:at + TRACE_LINES]) for server in gates.servers
-            for at, line in enumerate(server.lines) if " ERROR " in line][:5]
+            for at, line in enumerate(server.lines) if which.search(line)][:5]
 
 
 def list_odd_answers(calls: list[Call]) -> list[str]:
@@ -257,7 +264,7 @@ def take_bodies(rows: RowsByKind, ledger: list[dict[str, Any]], offered: set[str
         if (receipt := there.get(row.receipt_id)) is None:
             if not row.body:        # else it waits in the outbox, as what a sweep has written last
                 wrong.append(f"LEDGER: the receipt {row.receipt_id} of task {row.task_id} is neither there nor here")
-        elif (receipt["receipt_type"], receipt["task_id"]) != (row.receipt_type, row.task_id) or (
+        elif (receipt["receipt_type"], receipt["task_id"] or "") != (row.receipt_type, row.task_id) or (
                 row.body and json.loads(row.body) != receipt["body"]):
             wrong.append(f"LEDGER: it has another receipt as {row.receipt_id} of task {row.task_id}")
         else:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,13 @@ import pytest
 from asyncgate.commands.torture import FAULTS as NAMES
 from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.faults import FAULTS, open_site
+from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
 from asyncgate.conformance.proxy import Proxy
+from asyncgate.conformance.scheduled import TICK, ScheduledRuns
 from asyncgate.conformance.torture import TorturePlan, plan_faults, run_round
+from asyncgate.parts.model import stored
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +51,7 @@ async def test_the_faults_of_postgres_that_no_other_test_has_lose_and_repeat_not
         record_property: Any) -> None:
     if find_programs() is None:
         pytest.skip(MISSING)
-    usual = ("kill", "pause", "worker", "ledger", "reset", "restart", "commit")
+    usual = ("kill", "pause", "worker", "scheduler", "ledger", "reset", "restart", "commit")
     faults = tuple(fault for fault in plan_faults(POSTGRES, ("all",), 1) if fault not in usual)
     plan = TorturePlan(POSTGRES, faults, random.randrange(2**32), strikes=len(faults), calls=20)
     async with open_site(POSTGRES, faults) as site:
@@ -55,6 +61,35 @@ async def test_the_faults_of_postgres_that_no_other_test_has_lose_and_repeat_not
     print(done.describe())
     assert done.violations == [], f"seed {plan.seed}"
     assert done.faults.keys() == set(faults)
+
+
+def format_time(second: int) -> str:
+    """Format a time as a scheduler does."""
+    return datetime.fromtimestamp(second, UTC).isoformat()
+
+
+def test_runs_of_a_scheduler_that_are_missing_there_twice_or_early_are_found(tmp_path: Path) -> None:
+    plain: dict[str, Any] = dict.fromkeys(stored.Task.__struct_fields__)
+    keys = [f"schedule:{name}:{format_time(second)}" for name, seconds in (("s2", 2), ("s3", 3))
+            for second in range(100, 112, seconds)]
+    answer = {"schedule_id": "s3", "next_run_at": format_time(100)}
+    order = stored.Task(**{**plain, "task_id": "t", "type": "schedule.create", "status": "succeeded",
+                           "outcome": json.dumps(answer), "payload": json.dumps({"interval_seconds": 3})})
+    scheduled = ScheduledRuns(Load(Target(0, asyncio.Event()), 0), 0, tmp_path)
+    scheduled.ordered, scheduled.until = {"s2": (100, 2)}, 111
+
+    def judge(*keys: str) -> list[str]:
+        return scheduled.judge([order, *(stored.Task(**{**plain, "task_id": key, "type": TICK, "idempotency_key": key})
+                                         for key in keys)])
+    assert judge(*keys) == []
+    assert judge(*keys[1:]) == ["SCHEDULER: run 100 of s2 has no task"]
+    assert judge(*keys[:5], *keys[6:]) == ["SCHEDULER: run 110 of s2 has no task"]      # which was due, too
+    assert judge(*keys[:7], *keys[8:]) == ["SCHEDULER: run 103 of s3 has no task"]
+    assert judge(*keys[:-1]) == []      # an order that was run again: nobody waited for its last runs
+    assert judge(*keys, keys[0]) == ["SCHEDULER: run 100 of s2 has 2 tasks"]
+    assert judge(*keys, f"schedule:s2:{format_time(101)}") == ["SCHEDULER: run 101 of s2 was never due"]
+    assert judge(*keys, f"schedule:s4:{format_time(101)}") == ["SCHEDULER: s4 has runs, and nobody has ordered it"]
+    assert judge(*keys[6:]) == ["SCHEDULER: s2 has never run"]
 
 
 @dataclass
@@ -96,6 +131,8 @@ def read_all(connection: socket.socket, most: int) -> int:
 async def test_a_wire_breaks_behind_each_byte_of_a_request_and_of_an_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         async with BreakingWire(Target(door.getsockname()[1], asyncio.Event()), 0) as wire:
+            wire.armed = True
+
             async def carry(way: int, most: int) -> tuple[int, int]:
                 wire.number = 2 * most + way
                 asked, answered = await asyncio.gather(asyncio.to_thread(answer_once, door),

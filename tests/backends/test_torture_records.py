@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.conformance.evidence import draw_history
 from asyncgate.conformance.minimizing import minimize
 from asyncgate.conformance.recording import Mark, Recorded, RowsByKind, read_record, write_record
+from asyncgate.conformance.torture import take_bodies
 from asyncgate.parts.model.stored import Obligation
 from tests.backends.test_history_checker import HERE, Forgery, truth
 
@@ -58,6 +60,17 @@ def test_a_history_that_cannot_be_made_smaller_stays(lost: Recorded) -> None:
     smallest = minimize(lost, told)
 
     assert minimize(smallest, told) == smallest
+
+
+def test_a_receipt_of_no_task_is_the_same_at_the_ledger() -> None:
+    whole = record(truth())
+    [first, *others] = whole.rows["Receipt"]
+    whole.rows["Receipt"] = [replace(first, task_id="", body="")]       # as the anomaly of a schedule that is late
+    there = {"receipt_id": first.receipt_id, "receipt_type": first.receipt_type, "task_id": None, "body": {"n": 1}}
+
+    assert take_bodies(whole.rows, [there], set()) == []
+    assert whole.rows["Receipt"] == [replace(first, task_id="", body='{"n": 1}')]
+    assert take_bodies({"Receipt": others[:1]}, [{**there, "receipt_id": others[0].receipt_id}], set()) != []
 
 
 def test_a_drawing_has_each_call_by_its_outcome_and_each_fault(lost: Recorded) -> None:
