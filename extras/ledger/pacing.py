@@ -96,8 +96,9 @@ class Wires:
                 raise sinks.Outage("the ledger answers neither receipts nor queries in time")
             try:
                 return await sink.holds(tenant_id, content)
-            except sinks.Outage:
+            except sinks.Outage as away:
                 self.unanswered_at = self.clock()
+                away.untaken = False        # the query was not taken; the receipt before it may have been
                 raise
 
     def in_time(self, began: float) -> None:

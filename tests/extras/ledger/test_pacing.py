@@ -136,6 +136,14 @@ async def test_what_else_may_come_of_a_call_is_told_apart(does: tuple[Any, ...],
     assert type(told.value) is says
 
 
+async def test_a_receipt_may_have_been_taken_though_the_look_for_it_finds_no_ledger() -> None:
+    with pytest.raises(Outage) as told:
+        await wires()[0].send(Slow(Unanswered("late"), Outage("no connection", untaken=True)),  # type: ignore[arg-type]
+                              "t", CONTENT)
+
+    assert not told.value.untaken
+
+
 async def test_a_look_that_gets_no_answer_speaks_for_those_who_wait_to_look() -> None:
     ours, now = wires()
     ledger = Slow(Unanswered("late"), Unanswered("late"), Unanswered("late"))
