@@ -97,8 +97,7 @@ class Wires:
             try:
                 return await sink.holds(tenant_id, content)
             except sinks.Outage as away:
-                self.unanswered_at = self.clock()
-                away.untaken = False        # the query was not taken; the receipt before it may have been
+                self.unanswered_at, away.untaken = self.clock(), False      # what was not taken is the query
                 raise
 
     def in_time(self, began: float) -> None:

@@ -89,8 +89,7 @@ class Draft(Struct):
     now: float | None = None
     given: dict[Any, str] = field(default_factory=dict)
     leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
-    # receipts that the ledger must store before the commit
-    posted: list[stored.Outgoing] = field(default_factory=list)
+    posted: list[stored.Outgoing] = field(default_factory=list)     # what the ledger must store before the commit
     accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
     differs: bool = False               # it has others than `only`
