@@ -20,13 +20,11 @@ from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes, encode_names
 from asyncgate.parts.identity.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
-from asyncgate.parts.identity.session_rows import find_grants
 from asyncgate.parts.model import errors, queries, stored_oauth, wire
 from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 
 CLIENT_SECRET_BYTES = 32       # 256 random bits
-SESSIONS_AT_ONCE = 100             # sessions that one transaction ends
 LEAST_ACCESS_DAYS = 5   # spec 21.2.1
 ENCODED_URL = re.compile("https:%2f%2f", re.IGNORECASE)
 
@@ -213,15 +211,10 @@ def revoke_client(work: Work, client_id: str, caller: Caller, reason: str | None
 
 async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:
     """End the sessions of a client, in small transactions."""
-    going = [grant.grant_id for grant in await find_grants(engine, lambda grant: grant.client_id == client_id)]
-    for at in range(0, len(going), SESSIONS_AT_ONCE):
-        ids = going[at:at + SESSIONS_AT_ONCE]
-
-        def end(work: Work, ids: list[str] = ids) -> None:
-            for grant in filter(None, (work.find_record(stored_oauth.Grant, id) for id in ids)):
-                if grant.ended_at is None:
-                    work.keep_record(replace(grant, ended_at=work.now, ended_why=f"client: {caller.principal}"))
-        await Directory(engine).change(end, *((stored_oauth.Grant, (id,)) for id in ids))
+    await Directory(engine).change_all(
+        stored_oauth.Grant, lambda grant, now: grant.client_id == client_id and grant.ended_at is None,
+        lambda work, grant: work.keep_record(
+            replace(grant, ended_at=work.now, ended_why=f"client: {caller.principal}")))
 
 
 def require_right_to_trust(caller: Caller, client: stored_oauth.OAuthClient) -> None:

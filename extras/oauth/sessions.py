@@ -117,7 +117,7 @@ async def sign_out_everywhere(engine: Engine, caller: Caller,
     Not for a client that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
-    grants = await find_grants(engine, lambda grant: is_of(grant, people))
+    grants = await find_grants(engine, lambda grant: grant.user_id in people)
 
     def also(work: Work) -> None:
         for user_id in {*people, *(grant.user_id for grant in grants)}:
@@ -144,11 +144,6 @@ async def require_people(engine: Engine, caller: Caller, user_id: str | None) ->
     return people
 
 
-def is_of(grant: stored_oauth.Grant, people: dict[str, stored_oauth.User]) -> bool:
-    """Whether a session is one of some users."""
-    return grant.user_id in people
-
-
 async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListConsents) -> wire_oauth.Consents:
     """List what you let clients do; an admin sees all of its tenant.
 
@@ -171,7 +166,7 @@ async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.Withd
     Not for a client that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
-    grants = await find_grants(engine, lambda grant: grant.client_id == ask.client_id and is_of(grant, people))
+    grants = await find_grants(engine, lambda grant: grant.client_id == ask.client_id and grant.user_id in people)
 
     def also(work: Work) -> None:
         for user_id in people:

@@ -16,7 +16,7 @@ from asyncgate.parts.model.walking import walk_rows
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
 RecordKey = tuple[type[Struct], tuple[str, ...]]
-MOST_DROPPED = 500          # rows that one transaction deletes
+ROWS_CHANGED = 100          # of many rows, those that one transaction changes
 
 
 class Directory:
@@ -48,19 +48,24 @@ class Directory:
         return await write_audited(self.engine, own, self.tenant_id, load, run)
 
     async def drop(self, kind: type[R], is_over: Callable[[R, float], bool]) -> int:
-        """Delete the rows of a kind that are over now, so many in each transaction; return how many."""
-        now, done = self.engine.backend.now(), 0
-        over = [stored.key_of(row) async for row in self.read(kind) if is_over(row, now)]
-        for at in range(0, len(over), MOST_DROPPED):
-            keys = over[at:at + MOST_DROPPED]
+        """Delete the rows of a kind that are over now; return how many."""
+        return await self.change_all(kind, is_over, lambda work, row: work.drop_record(kind, *stored.key_of(row)))
 
-            def drop(work: Work, keys: list[tuple[str, ...]] = keys) -> int:
+    async def change_all(self, kind: type[R], is_wanted: Callable[[R, float], bool],
+                         change: Callable[[Work, R], None]) -> int:
+        """Change the rows of a kind that are wanted now, so many in each transaction; return how many."""
+        now, done = self.engine.backend.now(), 0
+        wanted = [stored.key_of(row) async for row in self.read(kind) if is_wanted(row, now)]
+        for at in range(0, len(wanted), ROWS_CHANGED):
+            keys = wanted[at:at + ROWS_CHANGED]
+
+            def run(work: Work, keys: list[tuple[str, ...]] = keys) -> int:
                 # A row may have changed since it was read: a person may just have given the consent again.
-                rows = [row for key in keys if (row := work.find_record(kind, *key)) and is_over(row, work.now)]
+                rows = [row for key in keys if (row := work.find_record(kind, *key)) and is_wanted(row, work.now)]
                 for row in rows:
-                    work.drop_record(kind, *stored.key_of(row))
+                    change(work, row)
                 return len(rows)
-            done += await self.change(drop, *((kind, key) for key in keys))
+            done += await self.change(run, *((kind, key) for key in keys))
         return done
 
 

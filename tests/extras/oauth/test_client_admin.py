@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncgate.extras.oauth.client_admin import SESSIONS_AT_ONCE, hash_client_secret
-from asyncgate.parts.identity.directory import Directory
+from asyncgate.extras.oauth.client_admin import hash_client_secret
+from asyncgate.parts.identity.directory import ROWS_CHANGED, Directory
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, Revocation
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, security
@@ -206,7 +206,7 @@ async def test_a_program_is_trusted_with_no_more_than_its_admin_has(programs: Pr
 @pytest.mark.parametrize("how", ["disable", "remove"])
 async def test_sessions_and_tokens_end_with_their_program_and_stay_ended(programs: Programs, how: str) -> None:
     gone, other = [(await programs.register())["client_id"] for _ in range(2)]
-    many = [f"g{number:04d}" for number in range(SESSIONS_AT_ONCE + 1)]
+    many = [f"g{number:04d}" for number in range(ROWS_CHANGED + 1)]
     await programs.grant(gone, *many)
     await programs.grant(other, "other")
     if how == "disable":
