@@ -495,13 +495,13 @@ class Model:
             due = task.next_eligible_at if again is task.lease else None
             return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": due, "open_children": None}
         task, lease = self.holder(by, ask)
+        if ask.until_children is not None and not task.children:
+            raise ModelRefusal("invalid_state_transition")
         until = None if ask.until is None else max(ask.until.timestamp() - self.epoch, self.now)
         if parsed(ask.checkpoint) is not None:
             self.keep_progress(task, lease, ask.checkpoint)
         task.held = "input_required" if task.open_questions else None
         parks = until is not None or ask.until_children is not None
-        if ask.until_children is not None and not task.children:
-            raise ModelRefusal("invalid_state_transition")
         if ask.until_children is not None and task.has_come(ask.until_children):
             until = None
         elif ask.until_children is not None:
