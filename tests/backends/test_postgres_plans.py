@@ -364,6 +364,8 @@ def numbered(statement: str, names: Iterable[str]) -> str:
 # How plans are judged.
 
 UNTIL_THE_END = {"lanes", "queues"}     # a tenant has few, and all of them are wanted
+# What a strict gate has offered to its ledger: calls that are under way, of which those for others are passed over.
+UNDER_WAY = {"outbox_offered"}
 # What looks across tenants asks by these.
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id",
           "enqueuers_pkey": "role_name"}
@@ -425,7 +427,7 @@ class Judge:
         if plan["Index Name"] not in {*FEW, "states_changed"} and KEYS.search(plan.get("Filter", "")) and not (
                 self._few(plan)):
             return "looks through"
-        if first != "tenant_id" or plan["Relation Name"] in UNTIL_THE_END:
+        if first != "tenant_id" or plan["Relation Name"] in UNTIL_THE_END or plan["Index Name"] in UNDER_WAY:
             return None
         if named(plan, others[0]) if others else unique:    # of the latter a tenant has one row
             return None
