@@ -453,10 +453,11 @@ def make_binder(given: list[Any]) -> Callable[[Any], str]:
 def end_before_offered(bind: Callable[[Any], str], to: wire.Principal | None) -> str:
     """Return the condition that a page of receipts ends before what is offered for it, and may be committed later.
 
-    Only of offered rows `reason` is JSON, and SQLite is free to look at it before it looks at their state.
+    Only of offered rows `reason` is JSON, and SQLite is free to look at it before it looks at their state.  The sign
+    keeps SQLite from reading all receipts before that end, where obligations name a few.
     """
     return f"""
-    AND r.receipt_id < coalesce((
+    AND +r.receipt_id < coalesce((
         SELECT receipt_id FROM outbox WHERE tenant_id = ?1 AND state = 'offered'
         AND coalesce(CASE state WHEN 'offered' THEN json_extract(reason, '$.receipt.to_id') END
                      = {bind(to and to.id)}, true)

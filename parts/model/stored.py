@@ -428,8 +428,8 @@ class Outgoing(Struct, frozen=True):
     posted_at: float                    # since when it has been waiting
     # offered: a strict gate has not committed it yet.
     state: Literal["waiting", "parked", "offered"] = "waiting"  # parked: the ledger refused it; no more tries
-    # The ledger's last answer; of an offered one JSON with what settling it needs, and with the `receipt` itself.
-    reason: Content[str | None] = None
+    # Of an offered one it is JSON, with the `receipt` itself.
+    reason: Content[str | None] = None  # the ledger's last answer; of an offered one, what settling it needs
     tries: int = 0                      # tries without an answer
 
 

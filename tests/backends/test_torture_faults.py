@@ -77,8 +77,8 @@ async def test_a_machine_whose_clock_is_set_makes_a_gate_on_sqlite_lose_and_repe
 
 def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
     machine = MachineClock(tmp_path)
-    # Between the seconds 12 and 13 another process has begun, a little before what the first one had read last.
-    readings = [(10.0, 3610.0), (11.0, 3611.0), (12.0, 3612.0), (13.0, 3611.5), (14.0, 3612.5)]
+    # Between the seconds 112 and 113 another process has begun, a little before what the first one had read last.
+    readings = [(110.0, 3610.0), (111.0, 3611.0), (112.0, 3612.0), (113.0, 3611.5), (114.0, 3612.5)]
     machine.readings.write_bytes(b"".join(READING.pack(*reading) for reading in readings))
 
     def translate(started: float, ended: float) -> tuple[float, float]:
@@ -86,10 +86,10 @@ def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
         machine.translate([call])
         return call.started, call.ended
 
-    assert translate(9.5, 11.5) == (3610.0, 3611.0)
-    assert translate(11.5, 13.5) == (3611.5, 3612.0)
-    assert translate(14.25, 14.5) == (3612.75, 3613.0)      # it asked for nothing that has a time
-    assert translate(9.0, 9.5) == (3610.0, 3610.0)
+    assert translate(109.5, 111.5) == (3610.0, 3611.0)
+    assert translate(111.5, 113.5) == (3611.5, 3612.0)
+    assert translate(114.25, 114.5) == (3612.75, 3613.0)      # it asked for nothing that has a time
+    assert translate(109.0, 109.5) == (3610.0, 3610.0)
 
 
 def format_time(second: int) -> str:
