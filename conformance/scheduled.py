@@ -98,7 +98,8 @@ class ScheduledRuns:
             problems += [f"{run.format(moment)}has no task" for moment in sorted(due - times.keys())]
             problems += [f"{run.format(moment)}was never due" for moment in sorted(times.keys() - due)]
             problems += [f"{run.format(moment)}has {count} tasks" for moment, count in times.items() if count > 1]
-        return problems + [f"SCHEDULER: {schedule} has never run" for schedule in self.ordered.keys() - runs.keys()]
+        return problems + [f"SCHEDULER: {schedule} has never run" for schedule in self.ordered.keys() - runs.keys()
+                           if self.ordered[schedule][0] <= self.until]
 
 
 def list_schedules(tasks: list[stored.Task]) -> dict[str, tuple[int, int]]:

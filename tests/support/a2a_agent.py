@@ -128,6 +128,7 @@ if __name__ == "__main__":
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", int(sys.argv[4])))
+    listener.listen()       # who reads the address calls at once
     base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     print(base, flush=True)
     app = make_app(base, sys.argv[2], sys.argv[3], "no" not in sys.argv[5:])
