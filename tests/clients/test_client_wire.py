@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import signal
 import threading
@@ -582,6 +583,7 @@ def test_an_asyncio_client_lives_on_one_loop_after_another_but_not_on_two(served
 
     assert asyncio.run(use()) == "healthy"
     asyncio.run(use_twice())
+    gc.collect()        # now, not in a test that does not expect it
 
 
 async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:
