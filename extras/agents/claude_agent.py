@@ -28,6 +28,7 @@ from asyncgate.extras.agents.approvals import ask_for_approval, describe_refusal
 
 APPROVED = "Bash|Edit|Write|NotebookEdit|mcp__.*"
 SESSION, CALL = "claude session", "claude call"         # what steps are called that are recorded here
+UNKNOWN_SESSION = "No conversation found with session ID"     # what Claude Code says of one that it has not stored
 GO_ON = "This session was interrupted. Go on, and repeat the call that was cut off if it is still wanted."
 HOOK_SECONDS = 30 * 86400.0          # that Claude Code waits for the gate
 GUARDIAN = Guardian()
@@ -44,7 +45,7 @@ async def run_agent(prompt: str, job: Job, options: ClaudeAgentOptions | None = 
     run = AgentRun(job, options or ClaudeAgentOptions(), to, re.compile(approve), keep_lease)
     for name, value in await job.recall():
         run.take(name, value)
-    while (result := await run.advance(GO_ON if run.session else prompt)) is None:
+    while (result := await run.advance(prompt)) is None:
         run.answers |= await job.ask_all(run.question)      # ends the function, unless the answer has come meanwhile
     return result
 
@@ -101,6 +102,16 @@ class AgentRun:
         GUARDIAN.tell(self.job.lease_id, "ended")
 
     async def _read(self, prompt: str) -> str:
+        try:
+            return await self._read_session(GO_ON if self.options.resume else prompt)
+        except Exception as error:
+            # Claude Code had been ended before it had stored anything of the session that its first hook named.
+            if self.options.resume is None or UNKNOWN_SESSION not in str(error):
+                raise
+            self.options.resume = None
+            return await self._read_session(prompt)
+
+    async def _read_session(self, prompt: str) -> str:
         result = None
         async for message in query(prompt=prompt, options=self.options):
             if isinstance(message, ResultMessage):
