@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,19 @@ def test_a_session_that_has_waited_long_enough_ends_and_goes_on_with_the_answer(
     assert agent.notes.read_text() == "done\n"
     # Claude Code may have been ended before it had noted its call; then the model makes the call again.
     assert agent.model.cut_off <= 1
+
+
+def test_a_session_of_which_nothing_was_stored_is_begun_anew(agent: Agent) -> None:
+    agent.model.command = f"echo done >> {agent.notes}"
+    worker = agent.work(keep_lease="0")
+    poll(lambda: agent.task()["held"] == "input_required")
+    poll(lambda: [*children_of(worker)] == [guardian_of(worker)])
+    shutil.rmtree(agent.folder / ".claude" / "projects")
+    agent.answer()
+    task = agent.ended()
+
+    assert task["status"] == "succeeded", task["result"]
+    assert agent.notes.read_text() == "done\n"
 
 
 def test_what_is_declined_is_not_done_and_the_model_is_told_why(agent: Agent) -> None:
