@@ -78,6 +78,7 @@ NOTICED_SECONDS = 5.0       # how long another program may hold it, or a read ma
 OUTAGES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
            sqlite3.SQLITE_READONLY}
 
+REPLICATORS = "_litestream_"        # tables of a replicator, which may open a new file before the gate has filled it
 KEPT_OUT = "another program holds the write lock of the database file; nothing was stored, so try again"
 
 
@@ -140,7 +141,7 @@ class Sqlite(sqlite_tables.SqliteTables):
         self.db = connect(self.path)
         self.opened.callback(self._close_writer)
         require_ours(self.db, self.path)
-        self.db.executescript(PRAGMAS)
+        run_beside(self.db, PRAGMAS)
         self._take_over()
         migrate_file(self.db)
         self._load_caches()
@@ -300,7 +301,7 @@ class Sqlite(sqlite_tables.SqliteTables):
         self._require_same_file()
         fresh = connect(self.path)
         try:
-            fresh.executescript(PRAGMAS)
+            run_beside(fresh, PRAGMAS)
             rewrite_log(fresh, self.path)
         except BaseException:
             fresh.close()
@@ -486,7 +487,8 @@ def connect(path: str) -> sqlite3.Connection:
 
 def require_ours(db: sqlite3.Connection, path: str) -> None:
     """Refuse another program's database, before anything in it is changed; raises StartupError."""
-    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+             if not name.startswith(REPLICATORS)]
     columns = {row[1] for row in db.execute("PRAGMA table_info(meta)")}
     if names and not ({"name", "value"} <= columns
                       and db.execute("SELECT 1 FROM meta WHERE name = 'schema_version'").fetchone()):
@@ -533,7 +535,7 @@ def rewrite_log(db: sqlite3.Connection, path: str) -> None:
     not write it any more.  A commit behind such a piece would be lost with it.  The folder is synced too: SQLite does
     not look whether that has worked when it makes its log.
     """
-    begin_beside(db)        # nobody appends meanwhile
+    run_beside(db, "BEGIN IMMEDIATE")        # nobody appends meanwhile
     try:
         with open(f"{path}-wal", "r+b") as file:
             while piece := file.read(REWRITTEN):
@@ -614,7 +616,7 @@ def store_version(db: sqlite3.Connection, version: int) -> None:
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Run a block in one transaction that holds the write lock from the beginning."""
-    begin_beside(db)
+    run_beside(db, "BEGIN IMMEDIATE")
     try:
         yield
     except BaseException:
@@ -623,17 +625,20 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("COMMIT")
 
 
-def begin_beside(db: sqlite3.Connection) -> None:
-    """Begin to write, also beside a gate under load, which leaves the write lock free for short moments only."""
+def run_beside(db: sqlite3.Connection, script: str) -> None:
+    """Run what needs a lock beside other programs; one under load leaves it free for short moments only.
+
+    SQLite does not wait itself when a new file becomes one of WAL beside another's write, as a replicator's first one.
+    """
     until = time.monotonic() + BUSY_SECONDS
     db.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
             try:
-                db.execute("BEGIN IMMEDIATE")
+                db.executescript(script)
                 return
             except sqlite3.OperationalError as busy:
-                if busy.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                if busy.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                     raise
             time.sleep(LOOK_AGAIN_SECONDS)
     finally:

@@ -51,6 +51,35 @@ def db(url: str) -> Iterator[sqlite3.Connection]:
         yield db
 
 
+@pytest.mark.parametrize("first_write", ["PRAGMA user_version = 1", "CREATE TABLE _litestream_seq (seq INTEGER)"])
+async def test_a_new_file_that_a_replicator_opens_at_the_same_moment_is_waited_for_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_write: str
+) -> None:
+    """SQLite fails at once, without waiting, when a file becomes one of WAL beside another program's write."""
+    path, waits = tmp_path / "gate.db", []
+    path.touch(0o600)
+    with closing(sqlite3.connect(path, isolation_level=None)) as replicator:
+        replicator.execute("BEGIN IMMEDIATE")
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                replicator.execute(first_write)
+                replicator.execute("COMMIT")
+        monkeypatch.setattr("asyncgate.backends.sqlite.time.sleep", wait)
+        backend = await open_backend(f"sqlite:///{path}")
+        monkeypatch.undo()
+        try:
+            await Gate(Engine(backend), str(uuid.uuid4())).finished()
+        finally:
+            await backend.close()
+        assert len(waits) >= 2
+    with closing(sqlite3.connect(path)) as later:
+        assert later.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    backend = await open_backend(f"sqlite:///{path}")       # and its tables are not taken for another program's later
+    await backend.close()
+
+
 @pytest.mark.parametrize(("before", "after"), [(None, FILE_PAGE), (4096, 4096)])
 async def test_a_new_file_has_small_pages_and_an_older_one_keeps_its_own(
     tmp_path: Path, before: int | None, after: int
