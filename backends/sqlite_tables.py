@@ -1014,13 +1014,13 @@ class SqliteTables(pages.Pages):
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
         """Return the next rows of a table, in the order of its primary key."""
         if table is stored.Receipt:
-            return await self.find_receipts(tenant_id, queries.ReceiptFilter(None, None, None, after, limit))
+            every = queries.ReceiptFilter(None, None, None, after, limit, settled=False)
+            return await self.find_receipts(tenant_id, every)
         if not (order := stored.export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
-        names, marks = ", ".join(order), ", ".join("?" * len(order))
-        sql = (f"SELECT {listed(table)} FROM {stored.TABLES[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
-               f"ORDER BY {names} LIMIT {limit:d}")
-        behind = after.split("\0") if after else [""] * len(order)
+        names, behind = ", ".join(order), after.split("\0") if after else [""] * len(order)
+        sql = (f"SELECT {listed(table)} FROM {stored.TABLES[table]} WHERE tenant_id = ? "
+               f"AND ({names}) > ({', '.join('?' * len(order))}) ORDER BY {names} LIMIT {limit:d}")
         return [table(*row) for row in await self._rows(sql, tenant_id, *behind)]
 
     async def tenants(self) -> list[str]:

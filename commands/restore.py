@@ -111,6 +111,6 @@ async def run_restore(source: str, target: str, as_json: bool) -> int:
 
 async def find_newest(backend: Backend) -> str | None:
     """Return the time of the newest receipt of all tenants."""
-    query = queries.ReceiptFilter(None, None, None, None, 1, newest=True)
+    query = queries.ReceiptFilter(None, None, None, None, 1, newest=True, settled=False)
     moments = [row.created_at for tenant_id in await backend.tenants() for row in await backend.page(tenant_id, query)]
     return to_utc(max(moments)).isoformat() if moments else None

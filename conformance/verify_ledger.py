@@ -75,7 +75,7 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
 
 async def find_bare(backend: Any, tenant_id: str, sealed: str) -> str | None:
     """Return the receipt behind the last seal if its body is not here, so that sealing stopped there."""
-    following = await backend.page(tenant_id, queries.ReceiptFilter(None, None, None, sealed, 1))
+    following = await backend.page(tenant_id, queries.ReceiptFilter(None, None, None, sealed, 1, settled=False))
     return next((row.receipt_id for row in following if not row.body), None)
 
 

@@ -915,10 +915,10 @@ class Postgres(pages.Pages):
 
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
         """Return the next rows of a table, in the order of their export keys."""
-        keys = stored.export_order(table)
         if table is stored.Receipt:
-            return await self.find_receipts(tenant_id, queries.ReceiptFilter(None, None, None, after, limit))
-        if not keys:
+            every = queries.ReceiptFilter(None, None, None, after, limit, settled=False)
+            return await self.find_receipts(tenant_id, every)
+        if not (keys := stored.export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (stored.Task, stored.Lease):
             leased = " AND s.lease_id IS NOT NULL" * (table is stored.Lease)

@@ -123,7 +123,7 @@ class TenantComparison:
         """Compare the receipts of a gate that keeps only skeletons."""
         collected = Collected()
         try:
-            every = queries.ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK)
+            every = queries.ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK, settled=False)
             async for page in walk(self.backend, self.tenant_id, every):
                 await self._compare_page([receipt for receipt in page if receipt.created_at <= self.settled_at],
                                          collected)

@@ -264,7 +264,7 @@ class DeliveryFilter(Query[stored_webhooks.WebhookDelivery], frozen=True):
 
 
 class Rows(Query[S], Generic[S], frozen=True):
-    """The next rows of a table, in the order of its `export_order`, byte by byte.
+    """The next rows of a table, in the order of its `export_order`, byte by byte: all that are committed.
 
     Receipts come with their parents and telemetry.  Of a table whose order is empty a tenant has one row.
     """

@@ -17,8 +17,9 @@ from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.webhooks.sources import find_position
 from asyncgate.parts.model import wire, wire_operating
 from asyncgate.parts.model.errors import DatabaseUnavailable, ReceiptNotFound
-from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter
+from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings
+from asyncgate.parts.model.stored import Receipt
 from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import CUT, StubLedger
@@ -260,6 +261,20 @@ async def test_no_reader_goes_past_a_receipt_whose_call_may_be_repeated(
     after, _ = read_page(await READS[what](gate, waiting))
 
     assert (before, nothing, after) == ([first], [], [slow, fast])
+
+
+async def test_a_copy_or_a_check_gets_what_was_committed_behind_a_receipt_whose_call_may_be_repeated(
+        gate: Gate, stub: StubLedger) -> None:
+    """Both read all rows: what they left out would be lost, and each task behind it would seem to lack its receipts."""
+    gate = gate.stranger()
+    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
+    with refused("receipt_ledger_unavailable"):
+        await gate.create("slow", idempotency_key="k")
+    fast = await gate.create("fast")
+
+    rows = await gate.backend.page(gate.tenant_id, Rows(Receipt))
+
+    assert [row.task_id for row in rows] == [fast]
 
 
 async def test_who_begins_at_the_end_of_an_inbox_gets_what_may_still_be_committed(
