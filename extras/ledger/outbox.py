@@ -24,7 +24,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, News
-from asyncgate.extras.ledger import sinks
+from asyncgate.extras.ledger import settling, sinks
 from asyncgate.extras.ledger.adoption import JOB, Adopter, write_anomaly
 from asyncgate.extras.ledger.noticing import Noticer
 from asyncgate.extras.ledger.pacing import Wires, pace_of
@@ -69,7 +69,7 @@ class Ledger(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, sinks.open_sink(engine.settings)
-        self.sender = Sender(engine, self.sink)
+        self.sender, self.is_strict = Sender(engine, self.sink), engine.settings.receipt_consistency_mode == "strict"
         # Reading and strict commits have circuit breakers of their own: when one opens, the sender still delivers.
         circuit = engine.settings.ledger.circuit_breaker
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
@@ -131,7 +131,8 @@ class Ledger(Extension):
             if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
                 work.change_task(task, handed=back)      # the task's next receipts are rendered with it
             if content is not None:
-                row = stored.Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
+                row = stored.Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now,
+                                      reason=settling.keep_rest(ask, receipt) if self.is_strict else None)
                 work.post_receipt(row, skeleton=self.sink.reads)
 
     def substitutes(self) -> Mapping[str, Instead]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from asyncgate.extras.ledger.sinks import Sink
 
 BIRTHS = {ASSIGNED.type, SCHEDULED.type}        # what they begin exists only with their commit
+END_RECEIPTS = {CANCELED.type, COMPLETED.type, EXPIRED.type, FAILED.type}
+IN_NO_RECEIPT = ("cost", "stop_limit", "until_children", "checkpoint", "cascade")       # of a call that ends something
 
 
 class Memo(Struct, frozen=True):
@@ -59,6 +61,7 @@ class Memo(Struct, frozen=True):
     ttl_seconds: float | None = None    # of the lease that it began
     instance: str | None = None         # of the worker that it was for
     key: str | None = None              # the idempotency key of the task that it began
+    rest: dict[str, Any] = {}           # of `IN_NO_RECEIPT`, what the call asked for
 
 
 class Tried(Struct, frozen=True):
@@ -91,11 +94,20 @@ class Tried(Struct, frozen=True):
             yield (self.receipt.from_kind, self.receipt.from_id, self.memo.key), self.receipt.task_id
 
 
+def keep_rest(ask: wire.Ask, receipt: stored.Receipt) -> str | None:
+    """Return as JSON what a call asked for that the receipt of its end does not tell; adopting the end needs it."""
+    calls = getattr(ask, ask.items) if ask.items else [ask]
+    call = next((call for call in calls if getattr(call, "task_id", None) == receipt.task_id), None)
+    rest = {name: value for name in IN_NO_RECEIPT if (value := getattr(call, name, None)) is not None}
+    return encode_json(rest).decode() if rest and receipt.receipt_type in END_RECEIPTS else None
+
+
 def write_row(row: stored.Outgoing, work: Work, sink: Sink) -> stored.Outgoing:
     """Return the row that remembers a receipt just decided, for as long as it is not committed."""
     receipt, task, lease = work.written[row.receipt_id], work.tasks.get(row.task_id), work.leases.get(row.task_id)
     whole = receipt if receipt.body else replace(receipt, body=sink.body(row.content.encode()).decode())
-    memo = Memo(whole, outcome=task.outcome if task and task.status in stored.TERMINAL else None)
+    memo = Memo(whole, outcome=task.outcome if task and task.status in stored.TERMINAL else None,
+                rest=decode_json(row.reason or "{}"))
     if receipt.receipt_type == ACCEPTED.type and lease is not None:
         memo = replace(memo, claim_id=lease.claim_id, ttl_seconds=lease.ttl_seconds, instance=lease.worker_instance)
     if receipt.receipt_type == ASSIGNED.type and task is not None:
@@ -124,10 +136,18 @@ def group_by_task(tried: Iterable[Tried]) -> list[list[Tried]]:
 def needs_of(group: list[Tried]) -> Needs:
     """Return what settling receipts of one task needs loaded."""
     ids = {attempt.row.receipt_id for attempt in group}
+    bulks = {find_bulk(attempt) for attempt in group} - {""}
     return Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
-                 records={(stored.Outgoing, (id,)) for id in ids},
+                 records={(stored.Outgoing, (id,)) for id in ids} | {(stored.Bulk, (id,)) for id in bulks},
                  endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
                           if attempt.receipt.lease_id})
+
+
+def find_bulk(attempt: Tried) -> str:
+    """Return the bulk that canceled a task, as its receipt says; "" if none did."""
+    body = decode_json(attempt.receipt.body) if attempt.receipt.receipt_type == CANCELED.type else {}
+    bulk_id: str = body.get("bulk_id") or ""
+    return bulk_id
 
 
 def drop_committed(group: list[Tried], work: Work) -> list[Tried]:
@@ -221,28 +241,46 @@ def call_of(work: Work, attempt: Tried, active: bool) -> tuple[Any, Caller, wire
     by = Caller(work.tenant_id, wire.Principal(receipt.from_kind, receipt.from_id, body.get("principal_instance_id")),
                 "system", frozenset())
     held: dict[str, Any] = {"task_id": receipt.task_id, "lease_id": receipt.lease_id or ""}
-    fields = {name: body[name] for name in WORDS if name in body}
+    fields, rest = {name: body[name] for name in WORDS if name in body}, dict(attempt.memo.rest)
     if lease is not None and receipt.lease_id == lease.lease_id and receipt.receipt_type != CANCELED.type:
         by = replace(by, principal=lease.worker)
     match receipt.receipt_type:
         case COMPLETED.type if active:
-            return Engine.complete, by, wire.Complete(**held, **fields,
+            return Engine.complete, by, wire.Complete(**held, **fields, **rest,
                                                       result=outcome_of(attempt, body.get("result_payload")))
         case COMPLETED.type:
             return Engine.attach_artifacts, replace(by, principal=receipt.sender), wire.AttachArtifacts(
                 task_id=receipt.task_id, artifacts=body.get("artifacts"), delivery_proof=body.get("delivery_proof"))
         case FAILED.type:
-            return Engine.fail, by, wire.Fail(**held, error=outcome_of(attempt, body.get("error")),
+            return Engine.fail, by, wire.Fail(**held, **rest, error=outcome_of(attempt, body.get("error")),
                                               retryable=bool(body.get("retry_recommended")),
                                               retry_after_seconds=body.get("retry_after_seconds"))
+        case CANCELED.type if bulk_id := find_bulk(attempt):
+            return cancel_for_bulk, by, OfBulk(task_id=receipt.task_id, reason=body.get("reason"), bulk_id=bulk_id)
         case CANCELED.type:
-            return Engine.cancel_task, by, wire.CancelTask(task_id=receipt.task_id, reason=body.get("reason"))
+            return Engine.cancel_task, by, wire.CancelTask(task_id=receipt.task_id, reason=body.get("reason"), **rest)
         case EXPIRED.type if body.get("reason") in GIVEN_BACK:
-            return Engine.release_lease, by, wire.ReleaseLease(**held, reason=body.get("why"), until=msgspec.convert(
-                body.get("parked_until"), datetime | None))
+            return Engine.release_lease, by, wire.ReleaseLease(
+                **held, reason=body.get("why"), until=msgspec.convert(body.get("parked_until"), datetime | None),
+                checkpoint=Raw(encode_json(rest.pop("checkpoint", None))), **rest)
         case EXPIRED.type:
             return Engine.sweep, by, Sweep(tasks=[receipt.task_id])
     return None
+
+
+class OfBulk(wire.CancelTask, kw_only=True):
+    """Internal request: cancel a task as a bulk has."""
+
+    bulk_id: str
+
+
+def cancel_for_bulk(engine: Engine, work: Work, caller: Caller, ask: OfBulk) -> None:
+    """Cancel a task for a bulk, which counts it, as if its batch had been committed up to this task."""
+    task = work.require_task(ask.task_id)
+    if task.status not in stored.TERMINAL:
+        engine.cancel(work, task, caller.principal, reason=ask.reason, bulk_id=ask.bulk_id)
+        if (bulk := work.find_record(stored.Bulk, ask.bulk_id)) is not None:
+            work.keep_record(replace(bulk, done=bulk.done + 1))
 
 
 def outcome_of(attempt: Tried, told: Any) -> Raw:

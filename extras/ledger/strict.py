@@ -3,8 +3,9 @@
 A batch is decided once, and its changes are rolled back: only its receipts are stored, as `offered`.  They are stored
 at the ledger.  Then the batch is decided again, on the same rows and at the same time, and each receipt, task and lease
 gets the id that it had before, by its name and not by its turn.  If the result is the same, it is committed, and the
-offered rows go.  If it differs, because another process changed the tasks meanwhile, it is offered as it is now.  So no
-transaction is open during a call to the ledger, and no tenant waits for another tenant's calls.
+offered rows go.  If it differs, because another process changed the tasks meanwhile, it is offered as it is now; under
+new ids, if an id that the ledger may have would get other bytes.  So no transaction is open during a call to the
+ledger, and no tenant waits for another tenant's calls.
 
 What only informs (anomalies, acknowledgements, progress) goes through the outbox, and so does task.result_ready: it is
 at the ledger only if the end that it tells of was committed, which shows which of two ends counts.
@@ -85,14 +86,16 @@ class Draft(Struct):
     sink: Sink
     earlier: dict[str, settling.Tried]           # what other calls have offered, by receipt
     hidden: frozenset[str] = frozenset()    # tasks that another process is about to change
-    only: frozenset[str] = frozenset()  # the receipts that it must have, if it is decided to settle these
+    only: dict[str, str] = field(default_factory=dict)  # the bytes of the receipts that it must have, to settle these
     now: float | None = None
+    first: dict[Any, str] = field(default_factory=dict)     # ids that earlier calls have offered, by name
     given: dict[Any, str] = field(default_factory=dict)
     leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
     posted: list[stored.Outgoing] = field(default_factory=list)     # what the ledger must store before the commit
     accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
-    differs: bool = False               # it has others than `only`
+    differs: bool = False               # it has others than `only`, or other bytes, which the ledger would refuse
+    renamed: bool = False               # it had other bytes for an id that the ledger may have
     blocked: list[settling.Tried] = field(default_factory=list)      # what must be settled first
     tried: dict[str, settling.Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
     offered: set[str] = field(default_factory=set)          # receipts that the ledger may have
@@ -124,7 +127,9 @@ class Draft(Struct):
         self.posted = [row for row in work.posted.values()
                        if work.written[row.receipt_id].receipt_type not in INFORMS]
         self.blocked = [*self._find_blocking(same)]
-        self.differs = bool(self.only) and {row.receipt_id for row in self.posted} != self.only
+        self.differs = bool(self.only) and {row.receipt_id: row.content for row in self.posted} != self.only
+        self.renamed = any(row.receipt_id in self.offered and self.tried[row.receipt_id].row.content != row.content
+                           for row in self.posted if row.receipt_id in self.tried)
         self.kept = not (self.blocked or self.differs) and self.posted == self.accepted
         if self.kept:
             self._forget_rows(work)
@@ -166,7 +171,10 @@ class Draft(Struct):
         informing = {id for id, receipt in work.written.items() if receipt.receipt_type in INFORMS}
         self.given = {use: id for use, id in self.given.items() if id not in informing}
         self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
-        rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
+        rows = [] if self.blocked or self.differs or self.renamed else [
+            settling.write_row(row, work, self.sink) for row in self.posted]
+        if self.renamed:
+            self.given = {**self.first}
         work.take_back(savepoint)
         work.replay(ids, now)
         for row in rows:
@@ -211,7 +219,7 @@ class Strict(Extension):
     def _draft(self, earlier: list[settling.Tried]) -> Draft:
         given = {(name, 1): id for attempt in earlier if attempt.memo.key is not None for name, id in attempt.names()}
         busy = self._find_busy(earlier)
-        return Draft(self.sink, {attempt.row.receipt_id: attempt for attempt in earlier}, given=given,
+        return Draft(self.sink, {attempt.row.receipt_id: attempt for attempt in earlier}, first=given, given={**given},
                      hidden=frozenset(attempt.row.task_id for attempt in earlier if attempt.row.receipt_id in busy))
 
     def _find_busy(self, earlier: list[settling.Tried]) -> set[str]:
@@ -236,6 +244,8 @@ class Strict(Extension):
                 if draft.kept or draft.differs or draft.blocked:
                     done = draft.kept
                     return not draft.blocked
+                if draft.renamed:
+                    continue
                 await self._store(tenant_id, [row for row in draft.posted if row not in draft.accepted], draft)
                 draft.accepted = draft.posted
         finally:
@@ -246,9 +256,9 @@ class Strict(Extension):
         """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
         left = [attempt for id, attempt in draft.tried.items() if id not in committed and not draft.only]
         never = [attempt for attempt in left if attempt.row.receipt_id not in draft.offered]
-        kept = [attempt for attempt in left if attempt.row.receipt_id in draft.offered and attempt.may_be_repeated()]
-        lost = [attempt for attempt in left if attempt.row.receipt_id in draft.offered
-                and not attempt.may_be_repeated()]
+        unsure = [attempt for attempt in left if attempt.row.receipt_id in draft.offered]
+        kept = [attempt for attempt in unsure if attempt.may_be_repeated() and not committed]
+        lost = [attempt for attempt in unsure if attempt not in kept]
         try:
             for group in settling.group_by_task(never):
                 await self.within(tenant_id, settling.needs_of(group), partial(forget, group))
@@ -324,11 +334,8 @@ class Strict(Extension):
                 await self._overtake(tenant_id, group)
 
     async def _adopt(self, tenant_id: str, group: list[settling.Tried]) -> bool:
-        """Commit what the receipts of one task say, if it was lawful and still is; return whether it is.
-
-        If deciding it again gives other bytes, the ledger refuses these under the same id.
-        """
-        only = frozenset(attempt.row.receipt_id for attempt in group)
+        """Commit what the receipts of one task say, if it was lawful and still is; return whether it is."""
+        only = {attempt.row.receipt_id: attempt.row.content for attempt in group}
         draft = Draft(self.sink, {}, only=only, now=group[0].receipt.created_at,
                       given={(name, 1): id for attempt in group for name, id in attempt.names()})
         decided: list[Work] = []
@@ -344,11 +351,16 @@ class Strict(Extension):
 
     async def _overtake(self, tenant_id: str, group: list[settling.Tried]) -> None:
         """Tell that receipts of one task did not count, as far as the ledger has them."""
-        try:
-            known = {attempt.row.receipt_id for attempt in group
-                     if await self.sink.holds(tenant_id, attempt.row.content.encode())}
-        except sinks.Outage as away:
-            raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
+        known = set[str]()
+        for attempt in group:
+            # Not only asked for: what an earlier process has sent may be on its way and arrive later.
+            with contextlib.suppress(sinks.Refusal):
+                try:
+                    await self.sink.send(tenant_id, attempt.row.content.encode())
+                except sinks.Outage as away:
+                    raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}",
+                                                   retry_after=1) from None
+                known.add(attempt.row.receipt_id)
         await self.within(tenant_id, settling.needs_of(group), partial(settling.overtake, self.engine, group, known))
         self.sent(tenant_id)
 
@@ -399,7 +411,8 @@ class Strict(Extension):
                                                      sinks.Unanswered | sinks.Garbled) else self.breaker.note_outage()
             return away
         except sinks.Refusal as refusal:
-            draft.offered.discard(row.receipt_id)
+            if not before:
+                draft.offered.discard(row.receipt_id)
             self.breaker.note_answer()
             return refusal
         self.breaker.note_answer()

@@ -257,8 +257,8 @@ async def store_batch(engine: Engine, order: Order, before: stored.Bulk, batch: 
     def carry_out(work: Work) -> Carried:
         bulk = work.find_record(stored.Bulk, before.bulk_id)
         assert bulk is not None
-        if (bulk.position, bulk.ended_at) != (before.position, before.ended_at):
-            return Carried(bulk, new)       # somebody else goes on with it, too
+        if (bulk.position, bulk.ended_at, bulk.done) != (before.position, before.ended_at, before.done):
+            return Carried(bulk, new)       # somebody else goes on with it, too, or a strict gate settled a step of it
         bulk, whole = change_tasks(engine, work, caller, asked, bulk, batch, plans)
         bulk = replace(bulk, updated_at=work.now, ended_at=work.now if whole and batch.over else None)
         work.keep_record(bulk)
@@ -294,7 +294,7 @@ def change_tasks(engine: Engine, work: Work, caller: Caller, asked: wire_operati
     for task in batch.tasks:
         try:
             with work.undo_on_error():
-                done = change_task(engine, work, caller, asked, task.task_id, plans.get(task.task_id))
+                done = change_task(engine, work, caller, asked, bulk, task.task_id, plans.get(task.task_id))
             bulk = replace(bulk, done=bulk.done + done, skipped=bulk.skipped + (not done))
         except errors.QuotaExceeded:
             if task is batch.tasks[0]:
@@ -306,14 +306,15 @@ def change_tasks(engine: Engine, work: Work, caller: Caller, asked: wire_operati
     return replace(bulk, position=batch.position), True
 
 
-def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operating.PreviewBulk, task_id: str,
-                plan: rerun.RerunPlan | errors.GateError | None) -> bool:
+def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operating.PreviewBulk, bulk: stored.Bulk,
+                task_id: str, plan: rerun.RerunPlan | errors.GateError | None) -> bool:
     """Do to one task what is asked; return whether anything was changed."""
     task = work.tasks.get(task_id)
     if task is None or not fits(asked, task):
         return False
     if asked.action == "cancel":
-        return engine.cancel_task(work, caller, wire.CancelTask(task_id=task_id, reason=asked.reason)).ok
+        engine.cancel(work, task, caller.principal, reason=asked.reason, bulk_id=bulk.bulk_id)
+        return True
     if asked.action == "release":
         return engine.release_hold(work, caller, wire.ReleaseHold(task_id=task_id)).ok
     if asked.action == "prioritize":

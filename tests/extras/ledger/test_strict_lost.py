@@ -11,10 +11,12 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
+from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
-from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings
+from asyncgate.parts.model.stored import Receipt
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import Answer, StubLedger
 
@@ -320,3 +322,101 @@ async def test_what_another_process_is_about_to_commit_is_left_to_it(
     assert (offer.task_id, offers[0].task_id) == (first, second)
     assert "another process" in refusal[0]
     await gate.as_worker("w1").complete(**under(offer), artifacts=FILE)
+
+
+async def test_an_adopted_end_has_what_its_call_asked_for_and_its_receipt_does_not_tell(
+        gate: Gate, stub: Losing) -> None:
+    """A checkpoint for the next worker, and a limit that is stopped: a repeat of the call would change nothing."""
+    await gate.as_admin().set_limit(name="openai", concurrency_total=5)
+    parked, failed, waiting = [await gate.create(type, limits={"openai": ""}) for type in ("parked", "failed", "waits")]
+    first, second = [await gate.claim(accept_types=[type]) for type in ("parked", "failed")]
+    assert first is not None
+    assert second is not None
+    await lose(stub, "lease.expired", gate.as_worker().release_lease(
+        **under(first), after_seconds=5, checkpoint={"page": 2}, reason="busy"))
+    await lose(stub, "task.failed", gate.as_worker().fail(
+        **under(second), error="429", retryable=True, retry_after_seconds=3600, stop_limit="openai"))
+
+    await look_later(gate)
+
+    assert await gate.claim(accept_types=["waits"]) is None
+    assert (await gate.task(waiting)).status == (await gate.task(failed)).status == "queued"
+    await gate.as_admin().set_limit(name="openai", concurrency_total=5)
+    gate.skip(3600)
+    again = await gate.claim(accept_types=["parked"])
+    assert again is not None
+    assert (again.task_id, bytes(again.progress)) == (parked, b'{"page":2}')
+
+
+async def test_a_cancellation_of_a_bulk_that_is_adopted_is_counted_by_the_bulk(gate: Gate, stub: Losing) -> None:
+    tasks = [await gate.create() for _ in range(3)]
+    confirmation = (await gate.as_admin().preview_bulk(action="cancel", reason="late")).confirmation
+    await lose(stub, "task.canceled", gate.as_admin().run_bulk(confirmation=confirmation))
+
+    await look_later(gate)
+    record = await gate.as_admin().run_bulk(confirmation=confirmation)
+
+    assert [(await gate.task(task_id)).status for task_id in tasks] == ["canceled"] * 3
+    assert (record.done, record.skipped, record.refused, record.ended) == (3, 0, 0, True)
+    assert stub.types().count("task.canceled") == 3
+
+
+async def test_a_bulk_that_meets_its_own_cancellations_at_the_ledger_counts_them_once(
+        gate: Gate, stub: Losing) -> None:
+    """It has read its batch before they were adopted."""
+    tasks = [await gate.create() for _ in range(3)]
+    confirmation = (await gate.as_admin().preview_bulk(action="cancel", reason="late")).confirmation
+    await lose(stub, "task.canceled", gate.as_admin().run_bulk(confirmation=confirmation))
+
+    record = await gate.as_admin().run_bulk(confirmation=confirmation)
+
+    assert [(await gate.task(task_id)).status for task_id in tasks] == ["canceled"] * 3
+    assert (record.done, record.skipped, record.refused, record.ended) == (3, 0, 0, True)
+    assert stub.types().count("task.canceled") == 3
+
+
+LATEST: dict[str, Any] = {"type": "demo", "unique": {"key": "k", "on_conflict": "keep_latest"}}
+
+
+async def test_what_cannot_be_adopted_is_told_as_overtaken_also_after_a_crash_in_the_middle(
+        gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
+    """A cancellation by another task's creation names that task in its receipt, so it cannot be adopted alone."""
+    old = await gate.as_agent().create_task(**LATEST, payload=1)
+    await lose(stub, "task.canceled", gate.as_agent().create_task(**LATEST, payload=2))
+    [canceled] = [receipt for receipt in stub.taken if receipt["receipt_type"] == "task.canceled"
+                  and receipt["task_id"] == old.task_id]
+    answer, stub.answer = stub.answer, lambda receipt: (503, {}, "away")
+    gate.skip(REPEAT_SECONDS + 1)
+    assert gate.ledger.strict is not None
+    await gate.ledger.strict.look()
+    stub.answer = answer
+    other = await strict()
+
+    await look_later(other)
+    await stub.until(lambda: "system.anomaly" in stub.types())
+
+    assert stub.one("system.anomaly")["body"]["details"]["receipt_id"] == canceled["receipt_id"]
+    assert (await other.task(old.task_id)).status == "queued"
+
+
+async def test_what_is_decided_otherwise_the_second_time_has_ids_of_its_own(gate: Gate, stub: Losing) -> None:
+    """A ledger refuses other bytes under the same id, and the gate would forget that it has the first ones."""
+    old, beside, between = await gate.as_agent().create_task(**LATEST, payload=1), gate.beside(), list[str]()
+
+    async def answer(receipt: dict[str, Any]) -> Answer:
+        if receipt["body"].get("supersedes") == old.task_id and not between:
+            between.append((await beside.as_agent().create_task(**LATEST, payload="between")).task_id)
+        if any(receipt["receipt_id"] == other["receipt_id"] and receipt != other for other in stub.taken):
+            return 409, {}, '{"error": "receipt_id_collision"}'
+        return FINE
+    stub.answer = answer
+
+    new = await gate.as_agent().create_task(**LATEST, payload=2)
+    await look_later(gate)
+    await stub.until(lambda: "system.anomaly" in stub.types())
+
+    ours = [receipt for receipt in stub.taken if receipt["receipt_type"] == "task.assigned"]
+    assert [receipt["body"].get("supersedes") for receipt in ours] == [None, old.task_id, *between]
+    assert ours[-1]["task_id"] == new.task_id
+    here = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, Rows(Receipt))}
+    assert {receipt["receipt_id"] for receipt in stub.taken} - here == list_undone(stub.taken)
