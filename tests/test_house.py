@@ -65,7 +65,7 @@ CEILINGS = {
     "extras/ai_worker": 1_300,
     "extras/asking": 980,
     "extras/celery": 100,
-    "extras/console": 7_755,
+    "extras/console": 7_760,
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,

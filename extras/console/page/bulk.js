@@ -125,7 +125,7 @@ async function carryOut(page, state, draw) {
   }
   state.running = false;
   draw();
-  page.refresh();
+  page.lookAfterChange();
 }
 
 function keepUnended({confirmation, matches}) {

@@ -67,8 +67,14 @@ class Page {
   async act(operation, ask) {
     if (needsName(operation) && !session.actor) await chooseActor();
     const reply = await call(operation, inName(operation, ask));
-    this.refresh();
+    this.lookAfterChange();
     return reply;
+  }
+
+  /** Look again because something was changed here: no event may tell of it, and what the view keeps is old. */
+  lookAfterChange() {
+    this.module.forget?.(this);
+    return this.refresh();
   }
 
   may(operation) { return session.may(operation); }

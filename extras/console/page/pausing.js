@@ -49,15 +49,15 @@ export function pauseButtons(page, target, pauses) {
     paused && page.may("resume_work") && h("button", {class: "first", onclick: () => resume(page, target)}, "Resume")];
 }
 
-/** Offer to end a pause; `act` does it. */
-export function resumeButton(page, pause, name, act) {
+/** Offer to end a pause. */
+export function resumeButton(page, pause, name) {
   return page.may("resume_work") && h("button", {class: "small", "aria-label": `Resume: ${name}`,
-    onclick: () => resume(page, targetOf(pause), act)}, "Resume");
+    onclick: () => resume(page, targetOf(pause))}, "Resume");
 }
 
-async function resume(page, target, act = (...asked) => page.act(...asked)) {
+async function resume(page, target) {
   try {
-    const {resumed, pauses_left: left} = await act("resume_work", target);
+    const {resumed, pauses_left: left} = await page.act("resume_work", target);
     const rest = left ? `; ${count(left, "other pause")} ${left === 1 ? "is" : "are"} still in force` : "";
     note(resumed ? `Resumed${rest}` : "It was not paused any more");
   } catch (problem) {
@@ -139,7 +139,7 @@ function watchDrain(page, target) {
         h("button", {class: "first", onclick: () => close()}, seen.left === 0 ? "Done" : "Stop waiting")));
   }).then(() => {
     seen.open = false;
-    page.refresh();
+    page.lookAfterChange();
   });
 }
 

@@ -149,6 +149,20 @@ def test_work_is_paused_drained_and_resumed(chromium: Chromium, console: Console
     assert console.faults() == []
 
 
+def test_a_pause_and_its_end_are_shown_at_once_where_no_event_tells_of_them(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.page.route("**/v1/receipts/stream*", lambda route: route.abort())
+    console.page.reload()       # which ends the stream that it has
+    console.visit("inbox?q=type%3Aocr.scan")
+    press(console, "Pause …")
+    answer(console, "Pause", Why=REASON)
+    press(console, "Resume", within=".stop-type")
+
+    console.page.locator("#main").get_by_role("button", name="Drain …").first.wait_for()
+
+    assert "ocr.scan" not in {pause["type"] for pause in gate_to_change.call("list_pauses")["pauses"]}
+
+
 @BOTH
 def test_a_bulk_is_counted_confirmed_by_typing_and_carried_out(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:

@@ -166,11 +166,10 @@ function known(page, name, read, calm = CALM_MS, idle = 60000) {
   return entry;
 }
 
-async function act(page, operation, ask) {
-  const reply = await page.act(operation, ask);
+/** Take everything that is known for old. */
+export function forget(page) {
   page.local.heard = performance.now();
   for (const entry of page.local.known?.values() ?? []) entry.at = -Infinity;
-  return reply;
 }
 
 /** Return a task as far as it is known; what is missing or may have changed is read, together with others. */
@@ -259,7 +258,7 @@ export function show({values, problems}, page) {
   const rows = rowsOf(local, values);
   const queues = readQueues(page)?.rows;
   const pauses = readPauses(page);
-  const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues, pauses});
+  const looked = look(page, {values, me: me(), known, about, deeds: taskDeeds, queues, pauses});
   const q = page.params.q ?? "";
   const exported = [...columnsOf(page).filter(({name}) => name !== "why"), ...MORE];
   const hint = `${page.may("list_obligations") ? "to:ada " : ""}type:ocr* age:>1h`;
@@ -444,7 +443,7 @@ function answers(page) {
 }
 
 function answering(page) {
-  return {known, mine: me(), reads: (id) => reads(page, id), act: (operation, ask) => act(page, operation, ask)};
+  return {known, mine: me(), reads: (id) => reads(page, id), act: (operation, ask) => page.act(operation, ask)};
 }
 
 // Whoever is asked something may answer, but not always read the task: only what is owed to it says that it may.
@@ -481,9 +480,9 @@ function taskDeeds(page, id, name) {
   const {status, held} = about(page, id);
   const button = (title, operation, run, danger) => page.may(operation) && h("button",
     {key: title, class: danger ? "danger small" : "small", "aria-label": `${title}: ${name}`, onclick: run}, title);
-  const run = (operation, ask) => act(page, operation, ask);
+  const run = (operation, ask) => page.act(operation, ask);
   const ask = (which) => import("../task_questions.js").then((asks) => asks[which]({id, name}, run), fail);
-  const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
+  const release = () => page.act("release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
     held && !["input_required", "key_taken"].includes(held) && button("Release", "release_hold", release),
     status === "succeeded" && button("Say where it is", "attach_artifacts", () => ask("askToAttach")),
@@ -491,7 +490,7 @@ function taskDeeds(page, id, name) {
 }
 
 function acknowledge(page, row) {
-  const run = () => act(page, "ack_receipt", {receipt_id: row.receipt_id})
+  const run = () => page.act("ack_receipt", {receipt_id: row.receipt_id})
     .then(() => note("Acknowledged: it was seen, and stays owed"), fail);
   return page.may("ack_receipt") && h("button", {key: "ack", class: "small",
     title: "Note that you have seen it; it stays owed", "aria-label": `Acknowledge: ${nameTask(page, row)}`,

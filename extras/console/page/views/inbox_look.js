@@ -195,7 +195,7 @@ function leap() {
   place.scrollIntoView();
 }
 
-function showEntry(page, entry, {about, act, deeds}) {
+function showEntry(page, entry, {about, deeds}) {
   const task = entry.task_id ? about(page, entry.task_id) : {};
   const named = task.task_summary || task.type || (entry.task_id && endOf(entry.task_id));
   const name = entry.title ?? entry.type ?? (named || "The gate");
@@ -207,16 +207,16 @@ function showEntry(page, entry, {about, act, deeds}) {
       h("span", {class: "quiet"}, entry.to?.map((to) => [who(to), " "]), entry.at && when(entry.at, page.now()))),
     h("p", null, say(entry.says)),
     h("div", {class: "actions"}, entry.task_id && deeds(page, entry.task_id, name),
-      entry.pause && resumeButton(page, entry.pause, name, (...asked) => act(page, ...asked)),
+      entry.pause && resumeButton(page, entry.pause, name),
       entry.receipts?.length > 0 && page.may("ack_receipt") && h("button",
         {class: "small", "aria-label": `Acknowledge: ${name}`, title: "It changes nothing else",
-          onclick: () => acknowledge(page, entry, act)}, "Acknowledge")));
+          onclick: () => acknowledge(page, entry)}, "Acknowledge")));
 }
 
-async function acknowledge(page, {receipts}, act) {
+async function acknowledge(page, {receipts}) {
   try {
     for (const id of receipts) {
-      await act(page, "ack_receipt", {receipt_id: id});
+      await page.act("ack_receipt", {receipt_id: id});
       seen.add(id);
     }
     note("Acknowledged");
