@@ -823,9 +823,9 @@ class History:
         return any(receipt.created_at < task.created_at for receipt in self.end.of(task.task_id, "task.assigned"))
 
     def _gives_way(self, task: stored.Task, other: stored.Task) -> bool:
-        """Whether a task was canceled by the creation of another one, the receipt of which is older."""
-        return self._was_sent(other) and any(body(receipt).get("superseded_by") == other.task_id
-                                             for receipt in self.end.of(task.task_id, "task.canceled"))
+        """Whether a task gave its key up in time for another one, the receipt of which is older: in the same batch."""
+        until = self.end.receipts.get(self._holds_until(task))
+        return self._was_sent(other) and until is not None and until.created_at <= other.created_at
 
     def _end_of(self, task: stored.Task) -> str:
         """Return the receipt that ended a task first; of an open one what sorts behind all ids."""

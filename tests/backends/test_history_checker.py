@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from asyncgate.conformance.history import Call, Stored, violations
 from asyncgate.parts.model.content import sha256
+from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.stored import Bulk, Event, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.stored_journal import RecordedStep
 from asyncgate.parts.model.stored_output import OutputEntry
@@ -861,6 +862,15 @@ def taken_over(f: Forgery, on_conflict: str = "supersede", end: str = "-m6") -> 
     f.task("v", payload="0", terms=msgspec.json.encode({"unique": {"key": "k", "on_conflict": "return"}}).decode())
 
 
+def sent_before(f: Forgery, ended_at: float = 1001.0) -> None:
+    """Have a strict gate send the creation of the second task, and commit it at 1001; the first one ends at a time."""
+    del f.end.receipts["-m4"]
+    f.clock = ended_at
+    f.receipt(f"{first_id(ended_at)}a", "task.completed", "t", "w1", lease="t-a")
+    f.change("u", created_at=1001.0, terms=msgspec.json.encode({"unique": {
+        "key": "k", "on_conflict": "refuse"}}).decode())
+
+
 def waits_for_nothing_with_its_key(f: Forgery) -> None:
     del f.end.receipts["-m5"]
     f.change("u", status="queued", held="key_taken")
@@ -874,6 +884,7 @@ def test_what_waits_supersedes_or_replaces_as_it_says_is_part_of_a_true_history(
     assert keyed(amended) == []
     assert keyed(taken_over) == []
     assert keyed(lambda f: taken_over(f, on_conflict="keep_latest")) == []
+    assert keyed(sent_before) == []     # the first one ends in the batch that commits the second
 
 
 @pytest.mark.parametrize(("forge", "unique"), [
@@ -883,7 +894,7 @@ def test_what_waits_supersedes_or_replaces_as_it_says_is_part_of_a_true_history(
     (lambda f: superseded(f, at="-m3b"), {}), (lambda f: superseded(f, told="u"), {}),
     (lambda f: amended(f, before=1), {}), (lambda f: amended(f, now="0"), {}), (lambda f: amended(f, at="-m6"), {}),
     (lambda f: taken_over(f, on_conflict="return"), {}), (lambda f: taken_over(f, end="-m8"), {}),
-    (waits_for_nothing_with_its_key, {})])
+    (waits_for_nothing_with_its_key, {}), (lambda f: sent_before(f, ended_at=1001.5), {})])
 def test_a_key_held_twice_and_what_was_not_superseded_or_replaced_as_told_are_found(
         forge: Callable[[Forgery], None], unique: dict[str, Any]) -> None:
     assert keyed(forge, **unique)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.history import assemble, read_checked_rows, violations
 from asyncgate.conformance.ledgers import HASTY
 from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings
-from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.model.stored import Receipt, Task
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import Answer, StubLedger
 
@@ -420,3 +423,28 @@ async def test_what_is_decided_otherwise_the_second_time_has_ids_of_its_own(gate
     assert ours[-1]["task_id"] == new.task_id
     here = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, Rows(Receipt))}
     assert {receipt["receipt_id"] for receipt in stub.taken} - here == list_undone(stub.taken)
+
+
+async def test_a_repeated_creation_takes_its_key_in_the_batch_in_which_the_other_task_gives_it_up(
+        gate: Gate, stub: Losing) -> None:
+    """Its receipt is older than that task, which a bulk has run again; the judge of histories must not mind."""
+    ask = {"type": "demo", "payload": 1, "unique": {"key": "k", "on_conflict": "refuse"}}
+    ada, new = gate.as_agent(), {**ask, "idempotency_key": "x"}
+    ended = await ada.create_task(**ask)
+    await ada.cancel_task(task_id=ended.task_id)
+    await lose(stub, "task.assigned", ada.create_task(**new))
+    gate.skip(1.0)
+    preview = await gate.as_admin().preview_bulk(action="rerun", type="demo")
+    await gate.as_admin().run_bulk(confirmation=preview.confirmation)
+    [again] = (await gate.as_admin().list_tasks(status="queued")).tasks
+    with refused("unique_conflict", task_id=again.task_id):
+        await ada.create_task(**new)
+    gate.skip(1.0)
+
+    _, made = await asyncio.gather(ada.cancel_task(task_id=again.task_id), ada.create_task(**new))
+
+    rows = await read_checked_rows(gate.backend, gate.tenant_id)
+    bodies = {receipt["receipt_id"]: json.dumps(receipt["body"]) for receipt in stub.taken}
+    rows[Receipt] = [replace(row, body=row.body or bodies[row.receipt_id]) for row in rows[Receipt]]
+    assert made.task_id in {row.task_id for row in rows[Task]}
+    assert violations([], {gate.tenant_id: assemble(rows)}, {"UNIQUE"}) == []
