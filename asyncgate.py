@@ -56,7 +56,7 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from itertools import accumulate, islice, takewhile
@@ -177,6 +177,15 @@ class Needs(Struct):
     calls: int = 0                                     # how much it writes, in single calls
     tally: bool = False                                # and how many receipts each task has that Work is `about`
     alone: bool = False                                # no batch of the tenant may be under way at the same time
+
+    def add(self, more: Needs | Unloaded) -> None:
+        """Load also these tasks and records."""
+        self.tasks |= more.tasks
+        self.records |= more.records
+
+    def cover(self, kind: type[Struct], key: tuple[str, ...]) -> bool:
+        """Whether a record is loaded, if it is stored: claims load some without naming them."""
+        return (kind, key) in self.records or (bool(self.claims) and kind in READ_BY_CLAIMS)
 
 
 class Sweep(Ask, kw_only=True):
@@ -324,6 +333,7 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
 # WORK #################################################################################################################
 
 
+READ_BY_CLAIMS = frozenset({Pauses, stored_limits.Limit, stored_limits.RateUse, stored_limits.Turn})
 USAGE = Usage, ()               # its kind and key
 
 
@@ -334,10 +344,10 @@ class Work:
     takes back its own changes and the rest of the batch never sees them.
     """
 
-    def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
-        self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
+    def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]],
+                 needs: Needs) -> None:
+        self.tenant_id, self.now, self.ids, self.known, self.needs = tenant_id, now, ids, known, needs
         self._mark = mark_of(tenant_id)
-        self.sought: Set[str] = frozenset()     # tasks that an operation has asked for with `reach_task`
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
         self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
@@ -425,11 +435,26 @@ class Work:
     def lacks(self, task_id: str) -> bool:
         """Whether a task is not loaded whole: what a claim may get comes without its last lease, and would lose it."""
         task = self.tasks.get(task_id)
-        return task_id not in self.sought and (task is None or (task.fence > 0 and task_id not in self.leases))
+        return task_id not in self.needs.tasks and (task is None or (task.fence > 0 and task_id not in self.leases))
 
     def find_record(self, kind: type[R], *key: str) -> R | None:
-        """Return a record, if there is one."""
-        return self.records.get((kind, key))
+        """Return a record, if there is one; of one that was not read nobody knows that: Unloaded, as for a task."""
+        row: R | None = self.records.get((kind, key))
+        if row is None and (kind, key) not in self.records and not self.needs.cover(kind, key):
+            raise Unloaded(records=frozenset({(kind, key)}))
+        return row
+
+    def find_loaded(self, kind: type[R], *key: str) -> R | None:
+        """Return a record if this batch happens to have it; None says nothing of what is stored."""
+        row: R | None = self.records.get((kind, key))
+        return row
+
+    def list_counted(self, task: Task) -> set[tuple[type[Struct], tuple[str, ...]]]:
+        """Return what the begin of a lease counts in, and must be loaded: by the claim, or because it is named."""
+        pairs = read_limits(task.limits)
+        turn = {(stored_limits.Turn, (str(task.lane), task.limits))} if task.limits else set()
+        return {*turn, *((stored_limits.Limit, (name,)) for name, _ in pairs),
+                *((stored_limits.RateUse, pair) for pair in pairs)}
 
     def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
@@ -860,7 +885,7 @@ class Engine:
     def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> asyncio.Future[Any]:
         """Run a write method in the tenant's next batch; its reply comes when the batch is durable."""
         decide = partial(self.decide_write, run) if self.on.after_decision else partial(run, self)
-        loads = partial(self._name_needs, loads) if self.on.name_needs else loads
+        loads = partial(self.name_needs, loads) if self.on.name_needs else loads
         return self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
 
     async def change(self, tenant_id: str, run: Callable[[Work], V], *records: tuple[type[Struct], tuple[str, ...]],
@@ -878,7 +903,8 @@ class Engine:
         reply: V = await self.write(lambda engine, work, caller, ask: run(work), load, own, Ask())
         return reply
 
-    def _name_needs(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+    def name_needs(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+        """Name what a write needs loaded, also by those who count what it writes."""
         for name_needs in self.on.name_needs:   # first: what the operation itself needs may be refused
             name_needs(needs, caller, ask)
         if loads is not None:
@@ -1964,7 +1990,7 @@ class Engine:
         if (first_end := self.granted.note(work.leased, work.now)) is not None:
             for after_grant in self.on.after_grant:
                 after_grant(work.tenant_id, first_end)
-        for note_pauses in self.on.note_pauses if work.find_record(Pauses) is not None else ():
+        for note_pauses in self.on.note_pauses if work.find_loaded(Pauses) is not None else ():
             note_pauses(work)
         for after_commit in self.on.after_commit:
             after_commit(work)
@@ -2039,7 +2065,7 @@ class Job:
         self.reply: Any = None
         self.error: Exception | None = None
         self.left = False           # for the next batch: this one has taken long enough, or has not loaded all
-        self.sought = set[str]()    # tasks that it turned out to need
+        self.sought = Needs()       # tasks and records that it turned out to need
 
     def decide(self, work: Work) -> None:
         """Run the operation; if it fails, leave `work` as if it had never been asked."""
@@ -2050,7 +2076,8 @@ class Job:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
         except Unloaded as unloaded:
             work.take_back(savepoint)
-            self.left, self.sought = True, {*self.sought, *unloaded.task_ids}
+            self.left = True
+            self.sought.add(unloaded)
         except Exception as problem:     # a bug in one operation must spare the others too
             work.take_back(savepoint)
             self.error = problem if isinstance(problem, GateError) else log_fault(type(self.ask).__name__, problem)
@@ -2193,7 +2220,7 @@ def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded."""
     needs = Needs(calls=sum(job.ask.weigh() for job in jobs))
     for job in jobs:
-        needs.tasks |= job.sought
+        needs.add(job.sought)
         try:
             if job.loads is not None:
                 job.loads(needs, job.caller, job.ask)
@@ -2205,7 +2232,6 @@ def gather_needs(jobs: list[Job]) -> Needs:
 def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
     """Decide a batch, one operation after another; a repeated attempt starts from nothing."""
     until = time.monotonic() + SLICE_SECONDS
-    work.sought = set().union(*(job.sought for job in jobs))
     for number, job in enumerate(jobs):
         if not decided:         # else it is decided once more, and the same are left over
             job.left = number > 0 and time.monotonic() > until

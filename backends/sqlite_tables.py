@@ -552,7 +552,7 @@ class SqliteTables(pages.Pages):
                 ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
         rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
         tasks = [named_row(row) for row in rows]
-        work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
+        work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known, needs)
         work.limiting.patterns = self.lanes[tenant_id].patterns
         for task in tasks:
             work.load_task(*task)

@@ -482,7 +482,7 @@ class Postgres(pages.Pages):
             for lane, type, capabilities, pattern in await db.fetch(sql.LANES, tenant_id):
                 lanes.learn(lane, type, json.loads(capabilities), pattern)
             self.lanes[tenant_id] = lanes       # now, because another batch would take an empty cache for an empty gate
-        work = Work(tenant_id, head.clock, self.ids, lanes.known)
+        work = Work(tenant_id, head.clock, self.ids, lanes.known, needs)
         work.limiting.patterns = lanes.patterns
         for row in await self._with_progress(db, tenant_id, named):
             work.load_task(*row)

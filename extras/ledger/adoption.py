@@ -152,8 +152,7 @@ def require_author(receipt: Filed) -> None:
                                   reason="unknown")
     if not receipt.stated_by.same(receipt.sender):
         raise errors.LeaseInvalid(
-            f"the receipt names {receipt.sender} as its sender, but {receipt.stated_by} stored it",
-                                  reason="unknown")
+            f"the receipt names {receipt.sender} as its sender, but {receipt.stated_by} stored it", reason="unknown")
 
 
 def require_parents(receipt: Filed, task: stored.Task, lease: stored.Lease | None) -> None:

@@ -206,8 +206,7 @@ class Rebuild:
             raise RebuildFailed(f"the database refused a write: {error}") from error
 
     def _put_receipts(self, receipts: list[stored.Receipt], opened: list[stored.Receipt],
-                      schedules: list[stored.Schedule],
-                      work: Work) -> None:
+                      schedules: list[stored.Schedule], work: Work) -> None:
         for receipt in receipts if self.skeletons else list_as_erased(work, receipts):
             bare = {"body": ""} if self.skeletons else {}
             work.written[receipt.receipt_id] = replace(receipt, delivered_at=None, **bare)

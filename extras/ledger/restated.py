@@ -249,8 +249,7 @@ def restate_lease(story: Story) -> stored.Lease | None:
     last = story.accepted[-1]
     over = max([last.created_at, *([story.ended_at] if story.ended_at else [])])
     return stored.Lease(last.task_id, last.lease_id or "", last.from_kind, last.from_id, None, story.fence,
-                        last.created_at,
-                        over, 0, last.receipt_id, None, story.ending)
+                        last.created_at, over, 0, last.receipt_id, None, story.ending)
 
 
 def restate_progress(story: Story) -> stored.Progress | None:

@@ -54,8 +54,7 @@ class Routes(Extension):
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
             reply.receipt_routing = wire.Routing(settings.receipt_mode, settings.ledger.address,
-                                                 ledger_profile(settings),
-                                                 False, await self._token(caller, who))
+                                                 ledger_profile(settings), False, await self._token(caller, who))
 
     async def _token(self, caller: Caller, who: wire.Principal) -> str | None:
         """Return a worker's own key for the ledger; a caller never gets another worker's key."""

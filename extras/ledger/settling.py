@@ -133,14 +133,16 @@ def group_by_task(tried: Iterable[Tried]) -> list[list[Tried]]:
     return list(groups.values())
 
 
-def needs_of(group: list[Tried]) -> Needs:
-    """Return what settling receipts of one task needs loaded."""
+def needs_of(group: list[Tried], engine: Engine, tenant_id: str) -> Needs:
+    """Return what settling receipts of one task needs loaded, also by those who count what is written."""
     ids = {attempt.row.receipt_id for attempt in group}
     bulks = {find_bulk(attempt) for attempt in group} - {""}
-    return Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
-                 records={(stored.Outgoing, (id,)) for id in ids} | {(stored.Bulk, (id,)) for id in bulks},
-                 endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
-                          if attempt.receipt.lease_id})
+    needs = Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
+                  records={(stored.Outgoing, (id,)) for id in ids} | {(stored.Bulk, (id,)) for id in bulks},
+                  endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
+                           if attempt.receipt.lease_id})
+    engine.name_needs(None, needs, engine.make_own_caller(tenant_id), wire.Ask())
+    return needs
 
 
 def find_bulk(attempt: Tried) -> str:
@@ -216,8 +218,7 @@ class Repeated(wire.Ask, kw_only=True):
 def by_worker(work: Work, attempt: Tried) -> Caller:
     """Return the worker of a receipt as the caller."""
     return Caller(work.tenant_id,
-                  wire.Principal(attempt.receipt.from_kind, attempt.receipt.from_id, attempt.memo.instance),
-                  "worker",
+                  wire.Principal(attempt.receipt.from_kind, attempt.receipt.from_id, attempt.memo.instance), "worker",
                   frozenset({"tasks:lease"}))
 
 

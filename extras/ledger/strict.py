@@ -91,6 +91,7 @@ class Draft(Struct):
     first: dict[Any, str] = field(default_factory=dict)     # ids that earlier calls have offered, by name
     given: dict[Any, str] = field(default_factory=dict)
     leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
+    counted: set[tuple[type[Struct], tuple[str, ...]]] = field(default_factory=set)     # what those leases count in
     posted: list[stored.Outgoing] = field(default_factory=list)     # what the ledger must store before the commit
     accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
@@ -105,8 +106,8 @@ class Draft(Struct):
         if self.now is None:        # as many claimable tasks as are left when some are hidden
             return replace(needs, claims=needs.claims * 2) if self.hidden else needs
         rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
-        paused = {(stored.Pauses, ())} if needs.claims else set()     # which claims would have loaded
-        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows | paused)
+        read = self.counted | ({(stored.Pauses, ())} if needs.claims else set())      # which claims would have loaded
+        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows | read)
 
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
@@ -171,6 +172,7 @@ class Draft(Struct):
         informing = {id for id, receipt in work.written.items() if receipt.receipt_type in INFORMS}
         self.given = {use: id for use, id in self.given.items() if id not in informing}
         self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
+        self.counted = set().union(*(work.list_counted(work.tasks[task_id]) for task_id in self.leased))
         rows = [] if self.blocked or self.differs or self.renamed else [
             settling.write_row(row, work, self.sink) for row in self.posted]
         if self.renamed:
@@ -260,10 +262,10 @@ class Strict(Extension):
         kept = [attempt for attempt in unsure if attempt.may_be_repeated() and not committed]
         lost = [attempt for attempt in unsure if attempt not in kept]
         try:
-            for group in settling.group_by_task(never):
-                await self.within(tenant_id, settling.needs_of(group), partial(forget, group))
-            for group in settling.group_by_task(kept):
-                await self.within(tenant_id, settling.needs_of(group), partial(note_failure, group))
+            for attempts, end in (never, forget), (kept, note_failure):
+                for group in settling.group_by_task(attempts):
+                    needs = settling.needs_of(group, self.engine, tenant_id)
+                    await self.within(tenant_id, needs, partial(end, group))
             await self.settle(tenant_id, lost)
         except Exception as error:
             log.warning("what the ledger may have of a failed call is settled later: %s", error)
@@ -328,23 +330,31 @@ class Strict(Extension):
             if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
                 continue
             if begins:
-                await self.within(tenant_id, settling.needs_of(group), partial(settling.withdraw, self.sink, group))
+                needs = settling.needs_of(group, self.engine, tenant_id)
+                await self.within(tenant_id, needs, partial(settling.withdraw, self.sink, group))
                 self.sent(tenant_id)
             else:
                 await self._overtake(tenant_id, group)
 
-    async def _adopt(self, tenant_id: str, group: list[settling.Tried]) -> bool:
+    async def _adopt(self, tenant_id: str, group: list[settling.Tried], needs: Needs | None = None) -> bool:
         """Commit what the receipts of one task say, if it was lawful and still is; return whether it is."""
         only = {attempt.row.receipt_id: attempt.row.content for attempt in group}
         draft = Draft(self.sink, {}, only=only, now=group[0].receipt.created_at,
                       given={(name, 1): id for attempt in group for name, id in attempt.names()})
+        needs, lacking = needs or settling.needs_of(group, self.engine, tenant_id), list[errors.Unloaded]()
         decided: list[Work] = []
 
         def decide(work: Work) -> None:
-            settling.decide_again(self.engine, group, work)
             decided[:] = [work]
+            try:
+                settling.decide_again(self.engine, group, work)
+            except errors.Unloaded as unloaded:     # such as its parent; a database would let other batches fail, too
+                lacking.append(unloaded)
         with contextlib.suppress(errors.Refused):
-            await self._carry_out(tenant_id, settling.needs_of(group), decide, draft)
+            await self._carry_out(tenant_id, needs, decide, draft)
+        if lacking and not draft.kept:
+            needs.add(lacking[-1])
+            return await self._adopt(tenant_id, group, needs)
         if draft.kept:
             self.engine.batches.after_commit(decided[0])
         return draft.kept
@@ -361,7 +371,8 @@ class Strict(Extension):
                     raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}",
                                                    retry_after=1) from None
                 known.add(attempt.row.receipt_id)
-        await self.within(tenant_id, settling.needs_of(group), partial(settling.overtake, self.engine, group, known))
+        needs = settling.needs_of(group, self.engine, tenant_id)
+        await self.within(tenant_id, needs, partial(settling.overtake, self.engine, group, known))
         self.sent(tenant_id)
 
     # Sending.

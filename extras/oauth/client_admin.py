@@ -50,7 +50,7 @@ async def register_client(engine: Engine, caller: Caller,
     details = {"client_name": client.name, "tenant": tenant, "trusted": ask.trusted}
 
     def register(work: Work) -> stored_oauth.OAuthClient:
-        if work.find_record(stored_oauth.OAuthClient, client.client_id):
+        if client.client_id and work.find_record(stored_oauth.OAuthClient, client.client_id):
             raise errors.InvalidRequest(f"{client.client_id} is known already; change_client changes it")
         new = replace(client, client_id=client.client_id or work.new_id(), created_at=work.now, updated_at=work.now)
         work.keep_record(new)

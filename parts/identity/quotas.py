@@ -59,7 +59,7 @@ class Quotas(Extension):
 
     def after_commit(self, work: Work) -> None:
         """Note that the stored usage of a tenant is exact now; call waiting claims if it has room for leases again."""
-        if (usage := work.find_record(stored.Usage)) is None:
+        if (usage := work.find_loaded(stored.Usage)) is None:
             return
         self.exact.add(work.tenant_id)
         begun = sum(lease.acquired_at == work.now for lease in work.leased.values())
@@ -82,7 +82,7 @@ class Quotas(Extension):
 
 def check_step(settings: Settings, work: Work, size: int) -> None:
     """Refuse a recorded step of so many bytes if the steps of its tenant fill their storage."""
-    if (usage := work.find_record(stored.Usage)) is not None:
+    if (usage := work.find_loaded(stored.Usage)) is not None:
         may = quotas.find_allowance(settings, work.find_record(stored.Account), work.now)
         quotas.check_step_quota(may, usage, size)
 
@@ -106,6 +106,6 @@ class OwnLimits(Extension):
         return quotas.find_longest_lease(self.settings, self._find(work), work.now)
 
     def _find(self, work: Work) -> stored.Account | None:
-        if (account := work.find_record(stored.Account)) is None and self.find_account is not None:
+        if (account := work.find_loaded(stored.Account)) is None and self.find_account is not None:
             return self.find_account(work.tenant_id)
         return account

@@ -222,11 +222,11 @@ class LeaseInvalid(GateError):
 
 
 class Unloaded(BaseException):
-    """An operation needs tasks that its batch has not loaded; no rule may catch that, and the next batch loads them."""
+    """An operation needs what its batch has not loaded; no rule may catch that, and the next batch loads it."""
 
-    def __init__(self, *task_ids: str) -> None:
-        super().__init__(*task_ids)
-        self.task_ids = task_ids
+    def __init__(self, *task_ids: str, records: frozenset[tuple[type, tuple[str, ...]]] = frozenset()) -> None:
+        super().__init__(*task_ids, *records)
+        self.tasks, self.records = {*task_ids}, {*records}
 
 
 class InvalidTransition(GateError):

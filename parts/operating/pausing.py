@@ -45,7 +45,7 @@ class Pausing(Extension):
 
     def note_pauses(self, work: Work) -> None:
         """Call the claims that wait for the end of a pause, and none of a worker that is paused."""
-        waiting, pauses = self.engine.waiting, find_pauses(work.find_record(stored.Pauses), work.now)
+        waiting, pauses = self.engine.waiting, find_pauses(work.find_loaded(stored.Pauses), work.now)
         waiting.let_rest(work.tenant_id, frozenset([pause.worker for pause in pauses if pause.worker]))
         if (stored.Pauses, ()) in work.kept:
             waiting.wake_tenant(work.tenant_id)

@@ -11,12 +11,13 @@ from msgspec import Struct
 from msgspec.inspect import StructType, type_info
 from msgspec.structs import replace
 
-from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work
+from asyncgate import EMISSION, STEPS, TERMINATES, Needs, Step, Work
 from asyncgate.backends.lanes import Lanes
-from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
+from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound, Unloaded
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import backoff, jitter, prolong_lease
-from asyncgate.parts.model.stored import TERMINAL, Lease, Task
+from asyncgate.parts.model.stored import TERMINAL, Lease, Pauses, Task
+from asyncgate.parts.model.stored_unique import UniqueKey
 from asyncgate.parts.model.wire import CreateTask, LeaseNext, Principal, Terms
 from tests.support.each import each
 
@@ -44,7 +45,7 @@ def test_the_steps_are_the_edges_of_the_specified_state_machine() -> None:
 
 @each("status, step", CASES)
 def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: str, step: Step) -> None:
-    work = Work("tenant", 1.0, Ids(), {})
+    work = Work("tenant", 1.0, Ids(), {}, Needs())
     work.load_task(task(status))
 
     if (status, step.to) in ALLOWED and status in step.since:
@@ -57,7 +58,8 @@ def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: st
 
 
 def test_a_claim_gets_the_best_tasks_also_if_one_got_another_priority_in_the_same_batch() -> None:
-    work = Work("tenant", 1.0, Ids(), {0: ("demo", frozenset()), 1: ("other", frozenset())})
+    known = {0: ("demo", frozenset[str]()), 1: ("other", frozenset[str]())}
+    work = Work("tenant", 1.0, Ids(), known, Needs(claims=[LeaseNext()]))
     for id, lane, priority in ("x", 0, 5), ("a", 0, 4), ("b", 1, 3):
         work.add_claimable(replace(task("queued"), task_id=id, lane=lane, priority=priority))
     lease = next(step for step in STEPS if step.name == "claim")
@@ -176,7 +178,7 @@ def test_lanes_remember_what_fits_a_claim_and_forget_when_there_are_too_many_cla
 
 
 def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:
-    work = Work("tenant", 1.0, Ids(), {})
+    work = Work("tenant", 1.0, Ids(), {}, Needs())
     work.load_task(task("queued"))
     work.close_obligation("r1", Principal("agent", "ada"))
 
@@ -192,6 +194,23 @@ def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:
     assert work.require_task("t").priority == 0
     assert set(work.closed) == {"r1"}
     assert not work.moved
+
+
+def test_a_record_that_was_not_read_is_not_taken_for_one_that_is_not_there() -> None:
+    work = Work("tenant", 1.0, Ids(), {}, Needs(records={(UniqueKey, ("free",))}))
+    work.load_record(UniqueKey("held", "t", 1.0))
+    claims = Work("tenant", 1.0, Ids(), {}, Needs(claims=[LeaseNext()]))
+
+    assert work.find_record(UniqueKey, "free") is None
+    assert work.find_record(UniqueKey, "held") is not None
+    with pytest.raises(Unloaded) as unread:
+        work.find_record(UniqueKey, "another")
+    work.drop_record(UniqueKey, "another")
+
+    (needs := Needs()).add(unread.value)
+    assert needs.records == {(UniqueKey, ("another",))}
+    assert work.find_record(UniqueKey, "another") is None
+    assert claims.find_record(Pauses) is None       # which claims read without naming it
 
 
 def test_a_request_for_a_task_has_the_terms_that_its_record_and_its_offer_show() -> None:

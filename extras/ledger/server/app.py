@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.faces.mcp.facade import Facade
 
 LEDGER_OPERATIONS = table_of(*ledger.SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS,
-                             *SEALING,
-                              *service.OPERATIONS)
+                             *SEALING, *service.OPERATIONS)
 
 
 class ReceiptEndpoint(Endpoint):

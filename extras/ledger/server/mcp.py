@@ -28,7 +28,6 @@ class LedgerFacade(Facade):
         server: Server[Any] = FixedLists(
             "asyncgate-ledger", version=self.version, title="AsyncGate ledger", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,
-            cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},
-            on_list_tools=self._list)
+            cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")}, on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         return server

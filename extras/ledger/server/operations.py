@@ -140,8 +140,7 @@ def store_entry(work: Work, entry: stored.Entry) -> wire_ledger.Stored | errors.
         return wire_ledger.Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
     if first.digest != entry.digest:
         return errors.ReceiptIdCollision(f"another receipt is stored as {entry.receipt_id}, and receipts never change; "
-                                         "use a new receipt_id",
-                                         receipt_id=entry.receipt_id)
+                                         "use a new receipt_id", receipt_id=entry.receipt_id)
     return wire_ledger.Stored(entry.receipt_id, work.tenant_id, replay=True)
 
 
@@ -164,8 +163,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: wire_ledger.ListFil
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
     return wire_ledger.Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None,
-                             last,
-                             [row.stated_by for row in rows[:limit]])
+                             last, [row.stated_by for row in rows[:limit]])
 
 
 async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: str) -> bool:

@@ -198,8 +198,7 @@ class MemoryGate(NoCustody):
         receipts = read_receipts(listed)
         ours = [self._ours(tenant_id, receipt) for receipt in receipts]
         return sinks.LedgerPage([receipt for receipt in ours if receipt is not None],
-                                listed.next_cursor or find_last(listed),
-                                len(listed.receipts) - len(receipts))
+                                listed.next_cursor or find_last(listed), len(listed.receipts) - len(receipts))
 
     def _ours(self, tenant_id: str, receipt: sinks.Filed) -> sinks.Filed | None:
         """Return a receipt only if it belongs to the tenant, whatever the ledger answered."""

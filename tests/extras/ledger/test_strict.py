@@ -123,6 +123,17 @@ async def test_a_paused_worker_gets_nothing_when_a_batch_is_decided_again(gate: 
     assert [[offer.task_id for offer in reply.tasks] for reply in offers] == [[], [task_id]]
 
 
+async def test_rates_and_turns_count_when_a_batch_is_decided_again(gate: Gate) -> None:
+    await gate.as_admin().set_limit(name="api", rate={"count": 2, "seconds": 600})
+    for key in ("a", "a", "a", "b"):
+        await gate.create(limits={"api": key})
+
+    offers = [await gate.claim() for _ in range(4)]
+
+    keys = [((await gate.task(offer.task_id)).limits or {})["api"] for offer in offers if offer is not None]
+    assert keys in (["a", "b", "a"], ["b", "a", "a"])
+
+
 async def test_what_another_process_changed_meanwhile_is_taken_in(gate: Gate, stub: StubLedger) -> None:
     task_id = await gate.create()
     beside, offers = gate.beside(), list[Any]()

@@ -18,7 +18,7 @@ from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
 from asyncgate.parts.model.queries import OutboxFilter, Rows
-from asyncgate.parts.model.settings import LedgerSettings
+from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.stored import Receipt, Task
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import Answer, StubLedger
@@ -66,8 +66,8 @@ async def strict(make_gate: Callable[..., Gate], stub: Losing) -> AsyncIterator[
     """Return what makes strict gates of one tenant and database; each is another process."""
     gates: list[Gate] = []
     async with AsyncExitStack() as running:
-        async def make() -> Gate:
-            more: dict[str, Any] = {
+        async def make(**more: Any) -> Gate:
+            more |= {
                 "receipt_mode": "memorygate_integrated", "receipt_consistency_mode": "strict",
                 "ledger": LedgerSettings(**{"url": stub.url, **HASTY}), "instance_id": f"asyncgate-{len(gates) + 1}"}
             gates.append(gate := gates[0].beside(**more) if gates else make_gate(**more))
@@ -423,6 +423,52 @@ async def test_what_is_decided_otherwise_the_second_time_has_ids_of_its_own(gate
     assert ours[-1]["task_id"] == new.task_id
     here = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, Rows(Receipt))}
     assert {receipt["receipt_id"] for receipt in stub.taken} - here == list_undone(stub.taken)
+
+
+async def test_an_end_that_concerns_another_task_is_adopted_with_it(gate: Gate, stub: Losing) -> None:
+    """Its parent counts it, and the task that waits for its key is offered: neither stands in the receipt."""
+    parent = await gate.create("family")
+    unique = {"key": "k", "on_conflict": "keep_latest"}
+    child = await gate.create(parent_task_id=parent, unique=unique, priority=1)
+    offer = await gate.claim()
+    assert offer is not None
+    waiting = await gate.create(unique=unique)
+    await lose(stub, "task.completed", gate.as_worker().complete(**under(offer), artifacts=FILE))
+
+    await look_later(gate)
+
+    assert offer.task_id == child
+    assert (await gate.task(child)).status == "succeeded"
+    family = (await gate.task(parent)).children
+    assert family
+    assert (family.open, family.succeeded) == (0, 1)
+    assert (await gate.task(waiting)).held is None
+
+
+async def test_an_adopted_end_makes_room_in_the_quotas_of_its_tenant(strict: Callable[..., Any], stub: Losing) -> None:
+    gate = await strict(security=SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
+                        rate_limits=RateLimits(free_tier=Tier(concurrent_leases=1)))
+    for _ in range(2):
+        await gate.create()
+    offer = await gate.claim()
+    await lose(stub, "task.completed", gate.as_worker().complete(**under(offer), artifacts=FILE))
+
+    await look_later(gate)
+
+    assert await gate.claim() is not None
+
+
+async def test_an_adopted_claim_counts_in_its_rate(gate: Gate, stub: Losing) -> None:
+    await gate.as_admin().set_limit(name="api", rate={"count": 1, "seconds": 600})
+    first, second = [await gate.create(limits={"api": ""}) for _ in range(2)]
+    await lose(stub, "task.accepted", gate.claim(claim_id="c"))
+
+    offer = await gate.claim(claim_id="c")
+
+    assert offer is not None
+    assert offer.task_id == first
+    assert await gate.claim() is None
+    assert (await gate.task(second)).status == "queued"
 
 
 async def test_a_repeated_creation_takes_its_key_in_the_batch_in_which_the_other_task_gives_it_up(
