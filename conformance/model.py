@@ -26,6 +26,7 @@ ESCALATES_TO = {1: wire.Principal("agent", "bob"), 2: wire.Principal("worker", "
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
          "max_parks", "result_delivery")
 PROSE = "recommended_action"        # free text that the spec does not define, so comparisons skip it
+SEALED = "sealed"                   # what a confirmation holds, which only the gate can read
 
 Target = tuple[str | None, frozenset[str] | None, str | None]       # type, capabilities, worker; none: the tenant
 Reply = dict[str, Any] | None
@@ -918,7 +919,7 @@ class Model:
         elif bulk.ask.action == "prioritize":
             task.priority = bulk.ask.priority
         elif bulk.ask.action == "cancel":
-            self.cancel_task(bulk.by, wire.CancelTask(task_id=task.task_id, reason=bulk.ask.reason))
+            self.cancel(task, bulk.by, reason=bulk.ask.reason, bulk_id=SEALED)
         else:
             self.release_hold(bulk.by, wire.ReleaseHold(task_id=task.task_id))
 
