@@ -351,6 +351,21 @@ async def test_an_adopted_end_has_what_its_call_asked_for_and_its_receipt_does_n
     assert (again.task_id, bytes(again.progress)) == (parked, b'{"page":2}')
 
 
+async def test_an_adopted_end_of_many_has_used_what_its_worker_told(gate: Gate, stub: Losing) -> None:
+    await gate.as_admin().set_limit(name="tokens", rate={"count": 100, "seconds": 86_400})
+    for _ in range(2):
+        await gate.create(limits={"tokens": ""})
+    offer = await gate.claim()
+    assert offer is not None
+    await lose(stub, "task.completed", gate.as_worker().complete_tasks(
+        tasks=[{**under(offer), "artifacts": FILE, "cost": 100}]))
+
+    await look_later(gate)
+
+    assert (await gate.task(offer.task_id)).status == "succeeded"
+    assert await gate.claim() is None
+
+
 async def test_a_cancellation_of_a_bulk_that_is_adopted_is_counted_by_the_bulk(gate: Gate, stub: Losing) -> None:
     tasks = [await gate.create() for _ in range(3)]
     confirmation = (await gate.as_admin().preview_bulk(action="cancel", reason="late")).confirmation
