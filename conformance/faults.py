@@ -62,6 +62,7 @@ class Site:
         self.standby: Standby | None = None
         self.bouncer: Bouncer | None = None
         self.broken: list[Cluster] = []
+        self.behind: Proxy | None = None        # leads to the old primary, if one may come back
         self.trap: Trap | None = None
 
     def make_database(self, number: int) -> str:
@@ -80,8 +81,10 @@ class Site:
         if self.proxy is None:
             return {"database": database}
         way = self.proxy.url(database)
+        if self.behind is not None:     # first: whoever starts meets the old primary before the other one
+            way = way.replace("@", f"@127.0.0.1:{self.behind.port},")
         return {"database": way} if self.bouncer is None else {
-            "database": self.bouncer.url(way), "database.pgbouncer": "true", "database.direct_url": way}
+            "database": self.bouncer.url(database), "database.pgbouncer": "true", "database.direct_url": way}
 
     def set_trap(self, draw: random.Random) -> None:
         """Let COMMITs go wrong from now on."""
@@ -97,18 +100,34 @@ class Site:
         await self.proxy.restore()
         return trap.caught
 
-    async def fail_over(self) -> None:
-        """Let the primary die and its standby take over; then make it a standby of its own."""
+    async def fail_over(self, comes_back: bool = False, moves: bool = True) -> None:
+        """Let the primary die and its standby take over; then make it a standby of its own.
+
+        The old primary `comes_back` as it was, as nobody should let it.  Its address `moves` to the new one, or stays.
+        """
         assert self.cluster is not None
         assert self.standby is not None
         assert self.proxy is not None
         await asyncio.to_thread(self.cluster.stop, "immediate")
         await self.standby.promote()
-        self.broken.append(self.cluster)
+        await self.replace_old(self.cluster)
+        if self.behind is not None:
+            if not moves and self.bouncer is None:      # which knows one address
+                self.proxy, self.behind = self.behind, self.proxy
+                self.proxy.trap, self.behind.trap = self.behind.trap, None
+            self.behind.target = self.cluster.port
         self.cluster, self.proxy.target = self.standby, self.standby.port
+        if comes_back:
+            await asyncio.to_thread(self.broken[-1].start)
+        await self.follow()
+
+    async def replace_old(self, cluster: Cluster) -> None:
+        """Keep the files of a primary that died, and those of the one before no longer."""
+        if self.broken:
+            await asyncio.to_thread(self.broken[-1].stop, "immediate")
         if len(self.broken) > 1:        # the first has the files of PgBouncer, too
             await asyncio.to_thread(self.broken.pop().close)
-        await self.follow()
+        self.broken.append(cluster)
 
     async def follow(self) -> None:
         """Make a standby that each COMMIT waits for."""
@@ -138,9 +157,10 @@ async def open_site(url: str, faults: tuple[str, ...]) -> AsyncIterator[Site]:
         try:
             cluster.start()
             await cluster.migrated_database(DATABASE_NAME)
-            if "failover" in faults:
+            if {"failover", "comeback"} & {*faults}:
                 await site.follow()
-            async with Proxy(cluster.port) as site.proxy:
+            async with Proxy(cluster.port) as site.proxy, Proxy(free_port()) as behind:
+                site.behind = behind if "comeback" in faults else None
                 if "bouncer" in faults:
                     site.bouncer = Bouncer(cluster, site.proxy.port).__enter__()
                 yield site
@@ -310,6 +330,18 @@ async def fail_over(stage: Stage) -> str:
     return "failover"
 
 
+async def come_back(stage: Stage) -> str:
+    """Let a primary that died come back as it was when its standby has taken over, still open to all."""
+    moves, alone = stage.draw.random() < 0.5, stage.draw.random() < 0.5
+    await stage.site.fail_over(comes_back=True, moves=moves)
+    if alone:       # else its COMMITs wait for a standby for ever
+        async with connected(stage.site.broken[-1].admin_url()) as db:
+            await db.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            await db.execute("SELECT pg_reload_conf()")
+    await end_sessions(stage)       # who connects again may meet the old one
+    return f"comeback {'elsewhere' if moves else 'at its old address'}"
+
+
 async def kill_bouncer(stage: Stage) -> str:
     """Kill PgBouncer, and start it again."""
     assert stage.site.bouncer is not None
@@ -410,6 +442,8 @@ FAULTS: dict[str, Fault] = {
                      True),
     "commit": Fault("connections are cut at COMMIT, before it or before its reply gets through", POSTGRES, usual=True),
     "failover": Fault("Postgres dies, and its synchronous standby takes over", POSTGRES, fail_over),
+    "comeback": Fault("after a fail-over the old primary is started again as it was, beside the new one", POSTGRES,
+                      come_back, settings=QUICK),
     "bouncer": Fault("PgBouncer, through which the gates reach Postgres, is killed and started again", POSTGRES,
                      kill_bouncer),
     "silence": Fault("all connections to Postgres die without a word", POSTGRES, silence, settings=QUICK),

@@ -53,12 +53,12 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_030,
+    "backends": 8_105,
     "bench": 2_640,
     "clients": 4_360,
     "clients/typescript": 2_500,
     "commands": 8_440,
-    "conformance": 26_990,
+    "conformance": 27_020,
     "extras/a2a": 1_685,
     "extras/a2a_worker": 745,
     "extras/agents": 580,

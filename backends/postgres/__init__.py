@@ -215,7 +215,8 @@ class Postgres(pages.Pages):
         trusted = {"role": ARCHIVIST} if settings.trusted_role else {}
         url = settings.archive_url or (direct if trusted else as_user(direct, ARCHIVIST))
         try:
-            db = await Hosts(url, settings.timeout_seconds).connect(server_settings={**PINNED, **trusted})
+            hosts = Hosts(url, settings.timeout_seconds, self.hosts.lineage)
+            db = await hosts.connect(server_settings={**PINNED, **trusted})
             try:
                 async with db.transaction():
                     await db.execute("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
@@ -236,8 +237,7 @@ class Postgres(pages.Pages):
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Join the processes that share the database, under a name that no other living process has."""
         self.member = instances.Membership(self.settings.direct_url or self.url, self.settings, instance_id,
-                                           beat_seconds, hear,
-                                           self.now)
+                                           beat_seconds, hear, self.now, self.hosts.lineage)
         return await self.member.join()
 
     async def beat(self) -> None:

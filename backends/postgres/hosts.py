@@ -1,28 +1,34 @@
 """Connecting to Postgres: choose one of several hosts, and explain to the operator why none can be used.
 
-A hanging server accepts connections and never answers, so each host has a timeout of its own, and the host that worked
-last is tried first.  A path may also die in silence, while the server still holds the locks of a transaction: each side
-probes it, and the next connection ends the sessions of those that were lost.
+A hanging server accepts connections and never answers, so each host has a timeout of its own, and one that did not
+answer is not asked again for a while.  A path may also die in silence, while the server still holds the locks of a
+transaction: each side probes it, and the next connection ends the sessions of those that were lost.  An old primary may
+come back beside the one that took over, and takes writes as before: so all hosts are asked, the newest timeline is
+taken, and who has seen it takes no older one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
 import socket
 import ssl
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
 from asyncgate.backends.postgres import pipeline
 from asyncgate.parts.model import errors
 
-C = TypeVar("C")
+Session: TypeAlias = asyncpg.Connection | pipeline.Connection
+C = TypeVar("C", bound=Session)
 CONNECT_SECONDS = 5.0
 PORT = 5432
 # What every statement was written for, whatever a database or a role has as its default.  WARNING is the only word of a
@@ -35,6 +41,12 @@ PINNED = {
     "idle_session_timeout": "0"}
 IDLE, INTERVAL, PROBES = 10, 5, 3       # keepalives: seconds, and how many may be lost
 MOST_LOST = 100
+SILENT_SECONDS = 10.0   # how long a host that did not answer in time is left alone, if another one works
+# Each promotion begins a timeline; one that has just begun is in no checkpoint yet.
+TIMELINE = """
+SELECT system_identifier::text,
+       CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) ELSE '0' END
+FROM pg_control_system()"""
 # A number is given to another session only after its own has ended, so that one began later.
 END_LOST = """
 SELECT pg_terminate_backend(pid)
@@ -46,11 +58,40 @@ AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, as
 DEFINITE = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
+class Lineage:
+    """The newest timeline of a database that this process has seen: who has an older one was replaced."""
+
+    def __init__(self) -> None:
+        self.newest: defaultdict[str, int] = defaultdict(int)       # by cluster: a restored copy may be another one
+        self.open: WeakKeyDictionary[Session, tuple[str, int]] = WeakKeyDictionary()
+
+    async def read(self, db: Session) -> int:
+        """Return the timeline of a server, 0 if it tells none; raises ConnectionError if a newer one was seen."""
+        try:
+            system, timeline = (await db.fetch(TIMELINE))[0]
+        except (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError):
+            raise
+        except asyncpg.PostgresError:       # another database that speaks as Postgres does
+            return 0
+        number, newest = int(timeline, 16), self.newest[system]
+        if 0 < number < newest:
+            raise ConnectionError(f"it was the primary before another one took over (timeline {number}, not {newest})")
+        self.open[db], self.newest[system] = (system, number), max(number, newest)
+        return number
+
+    def end_older(self) -> None:
+        """End the connections to servers that were replaced: they may go on to answer, and to commit."""
+        for db, (system, number) in list(self.open.items()):
+            if 0 < number < self.newest[system]:
+                db.terminate()
+
+
 class Hosts:
     """The hosts of a URL, the one that worked last first."""
 
-    def __init__(self, url: str, seconds: float) -> None:
-        self.urls = one_by_one(url)
+    def __init__(self, url: str, seconds: float, lineage: Lineage | None = None) -> None:
+        self.urls, self.lineage = one_by_one(url), lineage or Lineage()
+        self.silent: dict[str, float] = {}      # hosts that did not answer in time, and when
         most = min(CONNECT_SECONDS, seconds)
         # With several hosts, one hanging host must leave time for the next one and for the query.
         self.seconds = most if len(self.urls) == 1 else most / (len(self.urls) + 1)
@@ -59,42 +100,73 @@ class Hosts:
         self.now: Callable[[], float] = time.time       # or the database's clock
 
     async def connect(self, **given: Any) -> asyncpg.Connection:
-        """Connect to the first host that answers; takes the arguments of `asyncpg.connect` except the address."""
+        """Connect to the newest primary; takes the arguments of `asyncpg.connect` except the address."""
         async def connect(url: str, attributes: dict[str, str]) -> asyncpg.Connection:
-            return await asyncpg.connect(url, **{**given, **attributes, "timeout": self.seconds})
+            db = await asyncpg.connect(url, **{**given, **attributes, "timeout": self.seconds})
+            await self._prepare(db, db.get_server_version().major, given.get("server_settings", {}))
+            return db
 
-        db = await self._find_host(connect)
-        await self._prepare(db, db.get_server_version().major, given.get("server_settings", {}))
-        return db
+        return await self._find_host(connect)
 
     async def open_pipeline(self, settings: Mapping[str, str], prepares: bool) -> pipeline.Connection:
-        """Connect to the first host that answers, for statements that travel together."""
+        """Connect to the newest primary, for statements that travel together."""
         async def connect(url: str, attributes: dict[str, str]) -> pipeline.Connection:
-            return await pipeline.connect(url, probes | attributes, settings, self.seconds, self.patience, prepares)
+            db = await pipeline.connect(url, probes | attributes, settings, self.seconds, self.patience, prepares)
+            await self._prepare(db, db.pg.server_version // 10000, settings)
+            return db
 
         probes = {"keepalives_idle": f"{IDLE}", "keepalives_interval": f"{INTERVAL}", "keepalives_count": f"{PROBES}",
                   "tcp_user_timeout": f"{int(self.patience * 1000)}"}
-
-        db = await self._find_host(connect)
-        await self._prepare(db, db.pg.server_version // 10000, settings)
-        return db
+        return await self._find_host(connect)
 
     async def _find_host(self, connect: Callable[[str, dict[str, str]], Awaitable[C]]) -> C:
         several = len(self.urls) > 1 and wants_any_server(self.urls[0])
         attributes = {"target_session_attrs": "read-write"} if several else {}      # a standby cannot be used
         problems: dict[str, Exception] = {}
-        for url in list(self.urls):
+        answers: dict[str, tuple[C, int]] = {}
+
+        async def ask(url: str) -> None:
             try:
                 db = await connect(url, attributes)
-            except DEFINITE:
-                raise
+                answers[url] = db, 0
+                async with asyncio.timeout(self.seconds):
+                    answers[url] = db, await self.lineage.read(db)
             except AWAY as error:
                 problems[url] = error
-                self._move(url, len(self.urls))
-            else:
-                self._move(url, 0)
-                return db
-        raise combine_problems(problems)
+                if isinstance(error, TimeoutError):
+                    self.silent[url] = time.monotonic()
+
+        chosen, awake = None, [url for url in self.urls if not self._is_silent(url)]
+        try:
+            for urls in (awake, [url for url in self.urls if url not in awake]):
+                for problem in await asyncio.gather(*map(ask, urls), return_exceptions=True):
+                    if problem is not None:
+                        raise problem
+                usable = [url for url in urls if url not in problems]
+                if usable:
+                    chosen = max(usable, key=lambda url: answers[url][1])       # the first of those that are equal
+                    break
+        finally:
+            for url, (db, _) in answers.items():
+                if url != chosen:
+                    db.terminate()
+        self.lineage.end_older()
+        if chosen is None:
+            raise next((error for error in problems.values() if isinstance(error, DEFINITE)), None) or (
+                combine_problems({url: problems[url] for url in self.urls}))
+        self._prefer(chosen)
+        db = answers[chosen][0]
+        if db.is_closed():      # while another host was waited for
+            raise ConnectionError(f"{address(chosen)}: the connection was lost at once")
+        try:
+            await self._end_lost(db)
+        except BaseException:       # also that the caller has gone: nobody else knows of the connection
+            db.terminate()
+            raise
+        return db
+
+    def _is_silent(self, url: str) -> bool:
+        return time.monotonic() < self.silent.get(url, -SILENT_SECONDS) + SILENT_SECONDS
 
     async def _prepare(self, db: Any, version: int, pinned: Mapping[str, str]) -> None:
         try:
@@ -102,12 +174,11 @@ class Hosts:
                 probe(db, self.patience)
             if "lock_timeout" in pinned and version >= 17:
                 await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
-            await self._end_lost(db)
-        except BaseException:       # also that the caller has gone: nobody else knows of the connection
+        except BaseException:
             db.terminate()
             raise
 
-    def lose(self, db: asyncpg.Connection | pipeline.Connection) -> None:
+    def lose(self, db: Session) -> None:
         """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""
         if not db.is_closed() and len(self.lost) < MOST_LOST:
             self.lost[db.get_server_pid()] = self.now()
@@ -120,9 +191,9 @@ class Hosts:
                 await db.fetch(END_LOST, [*lost], [*lost.values()])
             self.lost = {pid: since for pid, since in self.lost.items() if lost.get(pid) != since}
 
-    def _move(self, url: str, place: int) -> None:
+    def _prefer(self, url: str) -> None:
         self.urls.remove(url)
-        self.urls.insert(place, url)
+        self.urls.insert(0, url)
 
 
 def pin(seconds: float) -> dict[str, str]:

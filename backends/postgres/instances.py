@@ -100,9 +100,10 @@ class Membership:
     """This process's membership among the processes that share the database."""
 
     def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
-                 hear: Callable[[News], None], now: Callable[[], float] = time.time) -> None:
+                 hear: Callable[[News], None], now: Callable[[], float] = time.time,
+                 lineage: hosts.Lineage | None = None) -> None:
         self.url, self.settings, self.instance_id = url, settings, instance_id
-        self.hosts = hosts.Hosts(url, settings.timeout_seconds)
+        self.hosts = hosts.Hosts(url, settings.timeout_seconds, lineage)
         self.hosts.now = now
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # other living instances

@@ -29,6 +29,7 @@ from tests.backends.test_postgres_faults import HASTY, SOON, codes, first_succes
 pytestmark = pytest.mark.anyio
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
 WAITS = f"SELECT backend_xid::text {WAITING}"
+OF_GATES = "FROM pg_stat_activity WHERE state = 'idle' AND query LIKE '%pg_control_system%'"
 BURN = "SELECT pg_current_xact_id()::text::bigint"
 
 
@@ -239,6 +240,89 @@ async def works(call: Any) -> bool:
 async def test_a_standby_among_the_hosts_is_passed_over(primary: Cluster, standby: Standby) -> None:
     async with opened(both(standby, primary), timeout_seconds=10) as gate:
         assert (await gate.task(await gate.create())).status == "queued"
+
+
+@pytest.fixture
+async def replaced(primary: Cluster, standby: Standby) -> Cluster:
+    """A primary that came back as it was after its standby had taken over; it waits for no standby."""
+    await asyncio.to_thread(primary.stop, "immediate")
+    await standby.promote()
+    await asyncio.to_thread(primary.start)
+    async with connected(primary.admin_url()) as db:
+        await db.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        await db.execute("SELECT pg_reload_conf()")
+        while await db.fetchval("SHOW synchronous_standby_names"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return primary
+
+
+async def test_a_gate_that_starts_beside_an_old_primary_takes_the_one_that_took_over(
+        replaced: Cluster, standby: Standby) -> None:
+    """The old one takes writes as before, and may come first in the URL."""
+    async with opened(both(replaced, standby), timeout_seconds=10) as gate:
+        made = await gate.create()
+
+    async with opened(standby.url("gate")) as gate:
+        assert {task.task_id for task in (await gate.everything())["Task"]} == {made}
+
+
+async def test_a_gate_that_has_seen_the_new_primary_never_goes_back_to_the_old_one(
+        replaced: Cluster, standby: Standby, proxy: Proxy) -> None:
+    """One address that leads to the old primary again: no call is answered there, not even one that reads."""
+    proxy.target = standby.port
+    async with opened(proxy.url(replaced.url("gate")), timeout_seconds=10) as gate:
+        made = await gate.create()
+        proxy.target = replaced.port
+        proxy.cut()
+
+        with pytest.raises(DatabaseUnavailable):
+            await gate.create()
+        with pytest.raises(DatabaseUnavailable):
+            await gate.task(made)
+
+        proxy.target = standby.port
+        assert (await gate.task(made)).status == "queued"
+
+
+async def test_connections_to_an_old_primary_end_when_the_new_one_is_seen(
+        replaced: Cluster, standby: Standby, proxy: Proxy) -> None:
+    """Nothing else would end them: the old one answers."""
+    nobody = Proxy(standby.port)
+    hosts = Hosts(both(proxy, nobody), SOON)
+    old = await hosts.connect()
+    async with nobody:
+        new = await hosts.connect()
+
+        assert old.is_closed()
+        assert await new.fetchval("SHOW port") == str(standby.port)
+        new.terminate()
+
+
+async def test_a_connection_that_is_lost_while_another_host_is_waited_for_is_not_used(
+        primary: Cluster, proxy: Proxy) -> None:
+    """What is made of it says so as an outage, and nobody reads from it what only a live one knows."""
+    proxy.swallow()
+    hosts = Hosts(both(primary, proxy), SOON)
+
+    async def end_first() -> None:
+        await until(lambda: value(primary, f"SELECT count(*) = 1 {OF_GATES}"))
+        await value(primary, f"SELECT pg_terminate_backend(pid) {OF_GATES}")
+
+    with pytest.raises(ConnectionError):
+        await asyncio.gather(hosts.open_pipeline({}, True), end_first())
+
+
+async def test_a_host_that_was_silent_is_asked_again_when_no_other_answers(primary: Cluster, proxy: Proxy) -> None:
+    nobody = free_port()
+    hosts = Hosts(both(proxy, primary), SOON)
+    proxy.swallow()
+    (await hosts.connect()).terminate()
+    await proxy.restore()
+    hosts.urls = [url.replace(str(primary.port), str(nobody)) for url in hosts.urls]
+
+    (await hosts.connect()).terminate()
+
+    assert address(hosts.urls[0]) == f"127.0.0.1:{proxy.port}"
 
 
 async def test_no_host_of_several_is_one_error_that_names_them_all(primary: Cluster, proxy: Proxy) -> None:
