@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncgate import Engine
+from asyncgate import Engine, Extension
 from asyncgate.backends import Backend
 from asyncgate.parts.extras import find_extras
 from asyncgate.parts.identity.budgets import Budgets
@@ -20,11 +20,12 @@ def engine_over(backend: Backend, settings: Settings) -> Engine:
     The extras that are installed join theirs.
     """
     engine = Engine(backend, settings)
-    engine.extend(Pausing(engine), TrafficCounter(engine), CallMeter(engine), Budgets(engine))
+    extensions: list[Extension] = [Pausing(engine), TrafficCounter(engine), CallMeter(engine), Budgets(engine)]
     if settings.security.rate_limiting.enabled:
-        engine.extend(Quotas(engine), OwnLimits(settings))
+        extensions += [Quotas(engine), OwnLimits(settings)]
     if settings.escalation.enabled:
-        engine.extend(Escalation(engine))
+        extensions.append(Escalation(engine))
     for extra in find_extras().values():
-        engine.extend(*extra.extensions(engine))
+        extensions += extra.extensions(engine)
+    engine.extend(*extensions)      # at once: to join them takes more than to make them
     return engine
