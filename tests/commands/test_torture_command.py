@@ -21,12 +21,13 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_is_reported_with_its_seed_its_numbers_and_its_command(tmp_path: Path) -> None:
     urls = ["sqlite:", *["postgres:"] * (find_programs() is not None)]
+    chosen = ("--rounds", "1", "--calls", "100", "--seed", "7", "--report", str(tmp_path))
 
-    done = run(*urls, "--rounds", "1", "--seed", "7", "--report", tmp_path)
+    done = run(*urls, *chosen)
 
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "torture.json").read_text())
-    assert report["command"] == f"asyncgate torture {' '.join(urls)} --rounds 1 --seed 7 --report {tmp_path}"
+    assert report["command"] == " ".join(["asyncgate torture", *urls, *chosen])
     assert report["seed"] == 7
     assert [row["database"] for row in report["databases"]] == urls
     for row in report["databases"]:
