@@ -24,6 +24,8 @@ from asyncgate.commands.main import main
 from asyncgate.extras.payloads import FolderStore, Payloads, S3Store
 from tests.conftest import Live, Node, tools_of_npm
 from tests.support import hasty, s3_server
+from tests.support.keeping import keep
+from tests.support.npm_package import hash_sources, package_sources
 from tests.support.pages import blocks
 
 SUPPORT = Path(__file__).parents[1] / "support" / "typescript"
@@ -111,13 +113,20 @@ def test_it_works_against_a_real_gate(package: Any, tmp_path: Path) -> None:
     ("usage.ts", "esnext", "bundler", ("--lib", "es2022,dom", "--types", "react")),
     ("required.ts", "commonjs", "node10", ("--lib", "es2022", "--types", "node")),
     ("usage_ai.ts", "nodenext", "nodenext", ("--lib", "es2022,dom", "--skipLibCheck"))])
-def test_its_types_hold_for_a_strict_compiler(package: Any, tmp_path: Path, name: str, module: str, resolution: str,
-                                              more: tuple[str, ...]) -> None:
-    folder = use(package, tmp_path / "user", name)
-    (folder / "package.json").write_text(json.dumps({"type": "commonjs" if module == "commonjs" else "module"}))
+def test_its_types_hold_for_a_strict_compiler(package: Any, tools_cache: Path, name: str, module: str,
+                                              resolution: str, more: tuple[str, ...]) -> None:
+    """What it has found good of the same package is not compiled again."""
+    kind = json.dumps({"type": "commonjs" if module == "commonjs" else "module"})
+    options = ("--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--target", "es2022",
+               "--module", module, "--moduleResolution", resolution, *more, "--noEmit")
 
-    package.run("tsc", "--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--target", "es2022",
-                "--module", module, "--moduleResolution", resolution, *more, "--noEmit", name, cwd=folder)
+    def compile_it(folder: Path) -> None:
+        use(package, folder, name)
+        (folder / "package.json").write_text(kind)
+        package.run("tsc", *options, name, cwd=folder)
+
+    sources = [hash_sources(package_sources(), package.node), (SUPPORT / name).read_text(), kind, *options]
+    keep(tools_cache, "compiled-strictly", sources, compile_it)
 
 
 @pytest.mark.parametrize("runtime", ["node", *RUNTIMES])

@@ -64,10 +64,14 @@ def package_sources() -> dict[str, str]:
     return sources | {"src/operations.ts": render_typescript(), "LICENSE": licence}
 
 
+def hash_sources(sources: dict[str, str], node: Node) -> str:
+    """Name the sources, and the tools with their versions."""
+    return hashlib.sha256(json.dumps([sources, str(node.folder)], sort_keys=True).encode()).hexdigest()[:16]
+
+
 def build(sources: dict[str, str], node: Node, cache: Path) -> Path:
     """Build and pack the sources by the package's own command; return the tarball."""
-    digest = hashlib.sha256(json.dumps([sources, str(node.folder)], sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache / f"npm-package-{digest}"
+    folder = cache / f"npm-package-{hash_sources(sources, node)}"
     with (cache / "lock-of-npm-package").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not list(folder.glob("*.tgz")):
