@@ -256,10 +256,11 @@ class Client:
         return call
 
     async def insist(self, operation: str, **ask: Any) -> Call:
-        """Retry until an answer comes, also across restarts of the server."""
-        while (call := await self.ask(operation, **ask)).unknown:
-            await self.server.up.wait()
-            await asyncio.sleep(0.002)
+        """Retry until an answer comes, also across restarts of the server; a gate that never answers is a finding."""
+        async with asyncio.timeout(5 * PROCESS_SECONDS):
+            while (call := await self.ask(operation, **ask)).unknown:
+                await self.server.up.wait()
+                await asyncio.sleep(0.002)
         return call
 
     async def exchange(self, operation: str, ask: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:

@@ -13,6 +13,7 @@ import pytest
 
 from asyncgate.backends import is_lasting, is_shared
 from asyncgate.conformance.faults import Site
+from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.load import CAN_LIMIT
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.scheduled import TICK
@@ -51,13 +52,11 @@ async def test_gates_that_are_killed_and_stopped_at_any_moment_lose_and_repeat_n
     assert limited or not CAN_LIMIT
 
 
-async def test_workers_schedulers_and_wires_that_break_lose_and_repeat_nothing(
+async def test_workers_schedulers_ledgers_and_wires_that_break_lose_and_repeat_nothing(
         database: str, rounds: int, tmp_path: Path, record_property: Any) -> None:
-    """Real workers, a scheduler, and clients over MCP.
-
-    Not the fault `ledger`: its violations of strict gates are open (docs/evidence.md), and each night tries them.
-    """
-    faults = ("kill", "worker", *["scheduler"] * (not is_missing("scheduler")), "reset")
+    """Real workers, a scheduler, clients over MCP, and gates whose receipts go to a ledger, and may wait for it."""
+    faults = ("kill", "worker", *["ledger"] * bool(are_here(["receive_receipts"])),
+              *["scheduler"] * (not is_missing("scheduler")), "reset")
     plan = TorturePlan(database, faults, random.randrange(2**32), strikes=6, calls=60)
     for number in range(1, rounds + 1):
         done = await run_round(plan, Site(database, tmp_path), number)

@@ -31,6 +31,7 @@ from asyncgate.backends import is_lasting, is_shared, open_backend
 from asyncgate.conformance import disks, drift
 from asyncgate.conformance.faults import FAULTS, MISSING_PARTS, OF_DISKS, Site, Stage, open_site, open_stage, settle
 from asyncgate.conformance.history import Call, read_checked_rows
+from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Fleet, Load, OneTenant, finish_cascades
 from asyncgate.conformance.plugin import POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
@@ -132,7 +133,8 @@ async def run_round(plan: TorturePlan, site: Site, number: int) -> Round:
     if of_disks and (not others or draw.random() < len(of_disks) / len(plan.faults)):
         done = await asyncio.to_thread(run_disk_round, draw.choice(of_disks), plan, number, site.folder)
     else:
-        done = await run_served_round(plan, site, number, draw, others)
+        async with asyncio.timeout(5 * PROCESS_SECONDS + plan.strikes * PROCESS_SECONDS):    # its traceback says where
+            done = await run_served_round(plan, site, number, draw, others)
     done.seconds = time.monotonic() - began
     return done
 
@@ -165,7 +167,8 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
             if stage.ledger is not None:
                 await settle(gates)
         except Exception as error:      # such as a gate that hangs: a finding, too
-            problems.append(f"LOAD: the clients broke off: {error!r}")
+            problems.append("\n".join([f"LOAD: the clients broke off: {error!r}", *(
+                line for server in gates.servers for line in server.lines[-TRACE_LINES:])]))
             caught += await site.spring()
         problems += [problem for server in gates.servers for problem in await stop_server(server)]
         if stage.ledger is not None:        # order: until they have ended, gates write receipts and send them
