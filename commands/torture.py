@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncgate.conformance.torture import Round
 
 FAULTS = ("kill, pause, worker, scheduler, ledger, limits, reset, restart, commit, failover, comeback, bouncer, "
-          "silence, sessions, lock, exhaust, snapshot, clock, disk, power")
+          "silence, sessions, lock, notices, exhaust, snapshot, clock, disk, power")
 
 
 def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:

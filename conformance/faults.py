@@ -166,6 +166,10 @@ async def open_site(url: str, faults: tuple[str, ...]) -> AsyncIterator[Site]:
         try:
             cluster.start()
             await cluster.migrated_database(DATABASE_NAME)
+            if "notices" in faults and int(cluster.programs.version().partition(".")[0]) >= 17:     # else it has 8 GB
+                async with connected(cluster.admin_url()) as db:
+                    await db.execute("ALTER SYSTEM SET max_notify_queue_pages = 64")
+                await asyncio.to_thread(cluster.restart)
             if {"failover", "comeback"} & {*faults}:
                 await site.follow()
             async with Proxy(cluster.port) as site.proxy, Proxy(free_port()) as behind:
@@ -433,6 +437,26 @@ async def lock(stage: Stage) -> str:
     return f"lock of {'a table' if whole else 'rows'} for {seconds:.1f} s"
 
 
+async def fill_notices(stage: Stage) -> str:
+    """End the sessions on which gates hear each other, and let nobody read notifications until their queue is full."""
+    import asyncpg
+    assert stage.site.cluster is not None
+    url = stage.site.cluster.admin_url(DATABASE_NAME)
+    async with connected(url) as reader, connected(url) as db:
+        await reader.execute("LISTEN flood")
+        async with reader.transaction():        # what came before its end cannot be forgotten meanwhile
+            await reader.execute("SELECT 1")
+            with contextlib.suppress(asyncpg.ProgramLimitExceededError):
+                for _ in range(100):
+                    await db.execute("SELECT pg_notify('flood', repeat('x', 7000) || n) FROM generate_series(1, 9) n")
+            for _ in range(5):
+                await db.execute(f"SELECT pg_terminate_backend(pid) FROM {SESSIONS} AND state = 'idle' AND pid IN "
+                                 "(SELECT pid FROM pg_locks WHERE locktype = 'advisory')")
+                await asyncio.sleep(stage.draw.uniform(0.0, 0.5))
+            full = await db.fetchval("SELECT pg_notification_queue_usage()")
+    return f"notices, {full:.0%} full"
+
+
 async def exhaust(stage: Stage) -> str:
     """Let the database refuse connections for a while, because there are too many."""
     try:
@@ -495,6 +519,8 @@ FAULTS: dict[str, Fault] = {
     "sessions": Fault("some sessions of Postgres are ended by an operator", POSTGRES, end_sessions),
     "lock": Fault("others hold locks of rows or of a table, also in an order that is a deadlock", POSTGRES, lock,
                   settings=QUICK),
+    "notices": Fault("the sessions on which gates hear of each other are ended, and the queue of notifications is "
+                     "full", POSTGRES, fill_notices),
     "exhaust": Fault("Postgres has no connection left", POSTGRES, exhaust),
     "snapshot": Fault("a transaction that reads stays open until the round ends", POSTGRES, hold_snapshot),
     "clock": Fault("clocks jump by up to an hour or two, also while a gate is not there; those of several gates are an "
