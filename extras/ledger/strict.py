@@ -180,6 +180,7 @@ class Draft(Struct):
         work.take_back(savepoint)
         work.replay(ids, now)
         for row in rows:
+            row = replace(row, tries=1) if self.only else row       # so whose call it was does not forget it
             work.keep_record(row)
             self.tried[row.receipt_id] = settling.read_row(row)
 
@@ -431,9 +432,10 @@ class Strict(Extension):
 
 
 def forget(group: list[settling.Tried], work: Work) -> None:
-    """Forget receipts that the ledger does not have."""
+    """Forget receipts that the ledger does not have; not those that another process has offered it meanwhile."""
     for attempt in settling.drop_committed(group, work):
-        work.drop_record(stored.Outgoing, attempt.row.receipt_id)
+        if work.find_record(stored.Outgoing, attempt.row.receipt_id) == attempt.row:
+            work.drop_record(stored.Outgoing, attempt.row.receipt_id)
 
 
 def note_failure(group: list[settling.Tried], work: Work) -> None:

@@ -16,6 +16,7 @@ from asyncgate.conformance.history import assemble, read_checked_rows, violation
 from asyncgate.conformance.ledgers import HASTY
 from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
+from asyncgate.extras.ledger.sinks import Outage
 from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
@@ -509,3 +510,21 @@ async def test_a_repeated_creation_takes_its_key_in_the_batch_in_which_the_other
     rows[Receipt] = [replace(row, body=row.body or bodies[row.receipt_id]) for row in rows[Receipt]]
     assert made.task_id in {row.task_id for row in rows[Task]}
     assert violations([], {gate.tenant_id: assemble(rows)}, {"UNIQUE"}) == []
+
+
+async def test_a_process_does_not_forget_what_another_one_has_offered_meanwhile(
+        gate: Gate, stub: Losing, strict: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is not there for the first; it is there again for the second, which repeats the call and dies."""
+    other, asked = await strict(), {"type": "demo", "payload": 1, "idempotency_key": "k"}
+
+    async def send(tenant_id: str, content: bytes) -> None:
+        await lose(stub, "task.assigned", other.as_agent().create_task(**asked))
+        raise Outage("connection refused", untaken=True)
+    monkeypatch.setattr(gate.ledger.sink, "send", send)
+    with refused("receipt_ledger_unavailable"):
+        await gate.as_agent().create_task(**asked)
+
+    await look_later(other)
+    await stub.until(lambda: "task.canceled" in stub.types())
+
+    assert list_undone(stub.taken) >= {receipt["receipt_id"] for receipt in stub.taken}
