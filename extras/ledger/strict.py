@@ -3,9 +3,8 @@
 A batch is decided once, and its changes are rolled back: only its receipts are stored, as `offered`.  They are stored
 at the ledger.  Then the batch is decided again, on the same rows and at the same time, and each receipt, task and lease
 gets the id that it had before, by its name and not by its turn.  If the result is the same, it is committed, and the
-offered rows go.  If it differs, because another process changed the tasks meanwhile, it is offered as it is now; under
-new ids, if an id that the ledger may have would get other bytes.  So no transaction is open during a call to the
-ledger, and no tenant waits for another tenant's calls.
+offered rows go.  If another process changed the tasks meanwhile, it is offered as it is then, at a later time and under
+new ids.  So no transaction is open during a call to the ledger, and no tenant waits for another tenant's calls.
 
 What only informs (anomalies, acknowledgements, progress) goes through the outbox, and so does task.result_ready: it is
 at the ledger only if the end that it tells of was committed, which shows which of two ends counts.
@@ -96,7 +95,7 @@ class Draft(Struct):
     accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
     differs: bool = False               # it has others than `only`, or other bytes, which the ledger would refuse
-    renamed: bool = False               # it had other bytes for an id that the ledger may have
+    outrun: bool = False                # it must be decided at a later time, under new ids
     blocked: list[settling.Tried] = field(default_factory=list)      # what must be settled first
     tried: dict[str, settling.Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
     offered: set[str] = field(default_factory=set)          # receipts that the ledger may have
@@ -129,9 +128,8 @@ class Draft(Struct):
                        if work.written[row.receipt_id].receipt_type not in INFORMS]
         self.blocked = [*self._find_blocking(same)]
         self.differs = bool(self.only) and {row.receipt_id: row.content for row in self.posted} != self.only
-        self.renamed = any(row.receipt_id in self.offered and self.tried[row.receipt_id].row.content != row.content
-                           for row in self.posted if row.receipt_id in self.tried)
-        self.kept = not (self.blocked or self.differs) and self.posted == self.accepted
+        self.outrun = not self.only and any(self._is_outrun(row, work) for row in self.posted)
+        self.kept = not (self.blocked or self.differs or self.outrun) and self.posted == self.accepted
         if self.kept:
             self._forget_rows(work)
         else:
@@ -154,6 +152,16 @@ class Draft(Struct):
             if id not in same and (id in ids or before.row.task_id in tasks):
                 yield before
 
+    def _is_outrun(self, row: stored.Outgoing, work: Work) -> bool:
+        """Whether a receipt would get other bytes than the ledger may have, or an id older than its task's last change.
+
+        The ledger refuses the former; of the latter the receipts of a task would not tell in which order they came.
+        """
+        tried, task = self.tried.get(row.receipt_id), work.before.get(row.task_id)
+        if tried is not None and row.receipt_id in self.offered and tried.row.content != row.content:
+            return True
+        return self.now is not None and task is not None and task.updated_at > self.now
+
     def _forget_rows(self, work: Work) -> None:
         if any(work.find_record(stored.Outgoing, row.receipt_id) is None for row in self.posted):
             self.kept = False
@@ -173,10 +181,10 @@ class Draft(Struct):
         self.given = {use: id for use, id in self.given.items() if id not in informing}
         self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
         self.counted = set().union(*(work.list_counted(work.tasks[task_id]) for task_id in self.leased))
-        rows = [] if self.blocked or self.differs or self.renamed else [
+        rows = [] if self.blocked or self.differs or self.outrun else [
             settling.write_row(row, work, self.sink) for row in self.posted]
-        if self.renamed:
-            self.given = {**self.first}
+        if self.outrun:
+            self.now, self.given, self.leased = None, {**self.first}, []
         work.take_back(savepoint)
         work.replay(ids, now)
         for row in rows:
@@ -247,7 +255,7 @@ class Strict(Extension):
                 if draft.kept or draft.differs or draft.blocked:
                     done = draft.kept
                     return not draft.blocked
-                if draft.renamed:
+                if draft.outrun:
                     continue
                 await self._store(tenant_id, [row for row in draft.posted if row not in draft.accepted], draft)
                 draft.accepted = draft.posted

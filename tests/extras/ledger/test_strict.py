@@ -13,6 +13,7 @@ import pytest
 from asyncgate import Extension, Needs, Transact, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
+from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.webhooks.sources import find_position
 from asyncgate.parts.model import wire, wire_operating
@@ -363,3 +364,21 @@ async def test_where_nothing_is_offered_the_gate_reads_an_inbox_once(
 
     assert asked.count(ReceiptFilter) == 1
     assert OutboxFilter not in asked
+
+
+async def test_what_is_committed_after_another_process_has_its_place_behind_it(gate: Gate, stub: StubLedger) -> None:
+    """A cancellation is decided, then another process leases the task, then the cancellation is committed."""
+    task_id, beside = await gate.create(), gate.beside()
+
+    async def answer(receipt: dict[str, Any]) -> Any:
+        if receipt["receipt_type"] == "task.canceled" and len(stub.taken) < 2:
+            gate.skip(1.0)
+            assert await beside.claim() is not None
+        return FINE
+    stub.answer = answer
+
+    await gate.as_agent().cancel_task(task_id=task_id)
+
+    assert [receipt.receipt_type for receipt in await gate.receipts(task_id)] == [
+        "task.assigned", "task.accepted", "task.canceled", "task.result_ready", "system.anomaly"]
+    assert list_undone(stub.taken) == {stub.taken[1]["receipt_id"]}
