@@ -603,7 +603,7 @@ class Load:
         while not self.stopping:
             page = await client.ask("list_receipts", to_kind="agent", to_id=name, since_receipt_id=after, limit=100)
             if page.reply and page.reply["receipts"]:
-                after = page.reply["receipts"][-1]["receipt_id"]
+                after = page.reply["cursor"]        # no receipt's id: a page may end with what others have stated
             else:
                 await self.server.up.wait()
                 await asyncio.sleep(0.01)
