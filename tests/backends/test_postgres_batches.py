@@ -290,7 +290,9 @@ async def test_a_text_that_no_text_of_postgres_can_be_is_refused_and_not_cut_sho
 
 async def test_a_connection_that_has_prepared_many_statements_is_replaced(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_PREPARED", 10)
+    async with backend.pool.acquire() as db:
+        own = db.named      # what each connection asks for when it begins
+    monkeypatch.setattr(pipeline, "MOST_PREPARED", own + 10)
 
     pids = [(await backend._ask(f"SELECT pg_backend_pid(), {n}"))[0][0] for n in range(25)]
 
