@@ -85,6 +85,10 @@ class Agent:
         """Return the names of what was recorded."""
         return [step["name"] for step in self.gate.call("list_steps", task_id=self.task_id)["steps"]]
 
+    def has_noted_call(self) -> bool:
+        """Whether Claude Code has stored the call that it asks about, which it does beside asking."""
+        return any("tool_use" in file.read_text() for file in (self.folder / ".claude" / "projects").rglob("*.jsonl"))
+
     def running(self) -> list[int]:
         """Return the processes that run for the task."""
         leases = self.gate.call("list_leases", worker_id="clerk-1", resume=False)["leases"]
@@ -116,6 +120,7 @@ def test_an_agent_that_is_killed_while_it_asks_goes_on_in_its_session_and_its_ap
     agent.model.command = f"echo done >> {agent.notes}"
     first = agent.work()
     question = agent.asked()
+    poll(agent.has_noted_call)      # else there is no session to go on in
     left = agent.running()
     assert left
     first.send_signal(signal.SIGKILL)
