@@ -273,8 +273,7 @@ class Strict(Extension):
         try:
             for attempts, end in (never, forget), (kept, note_failure):
                 for group in settling.group_by_task(attempts):
-                    needs = settling.needs_of(group, self.engine, tenant_id)
-                    await self.within(tenant_id, needs, partial(end, group))
+                    await self._change(tenant_id, group, partial(end, group))
             await self.settle(tenant_id, lost)
         except Exception as error:
             log.warning("what the ledger may have of a failed call is settled later: %s", error)
@@ -339,11 +338,14 @@ class Strict(Extension):
             if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
                 continue
             if begins:
-                needs = settling.needs_of(group, self.engine, tenant_id)
-                await self.within(tenant_id, needs, partial(settling.withdraw, self.sink, group))
-                self.sent(tenant_id)
+                await self._change(tenant_id, group, partial(settling.withdraw, self.sink, group))
             else:
                 await self._overtake(tenant_id, group)
+            self.sent(tenant_id)
+
+    async def _change(self, tenant_id: str, group: list[settling.Tried], run: Decide) -> None:
+        """Change what belongs to the receipts of one task."""
+        await self.within(tenant_id, settling.needs_of(group, self.engine, tenant_id), run)
 
     async def _adopt(self, tenant_id: str, group: list[settling.Tried], needs: Needs | None = None) -> bool:
         """Commit what the receipts of one task say, if it was lawful and still is; return whether it is."""
@@ -380,9 +382,7 @@ class Strict(Extension):
                     raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}",
                                                    retry_after=1) from None
                 known.add(attempt.row.receipt_id)
-        needs = settling.needs_of(group, self.engine, tenant_id)
-        await self.within(tenant_id, needs, partial(settling.overtake, self.engine, group, known))
-        self.sent(tenant_id)
+        await self._change(tenant_id, group, partial(settling.overtake, self.engine, group, known))
 
     # Sending.
 

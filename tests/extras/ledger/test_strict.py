@@ -49,6 +49,13 @@ def types(stub: StubLedger) -> list[str]:
     return [receipt["receipt_type"] for receipt in stub.taken]
 
 
+async def lose_slow(gate: Gate, stub: StubLedger) -> None:
+    """Ask for a task whose receipt the ledger may have: it cuts off the answers about each of that type."""
+    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
+    with refused("receipt_ledger_unavailable"):
+        await gate.create("slow", idempotency_key="k")
+
+
 async def test_the_ledger_has_a_receipt_before_its_change_is_there(gate: Gate, stub: StubLedger) -> None:
     seen: list[Any] = []
 
@@ -217,9 +224,7 @@ async def test_the_reader_of_an_inbox_does_not_go_past_a_receipt_whose_call_may_
         gate: Gate, stub: StubLedger) -> None:
     """The repeat takes the receipt that the ledger may have, which is older than what was committed meanwhile."""
     ada = gate.as_agent()
-    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
-    with refused("receipt_ledger_unavailable"):
-        await gate.create("slow", idempotency_key="k")
+    await lose_slow(gate, stub)
     fast, other = await gate.create("fast"), await gate.create("fast", by="bob")
 
     before = await ada.list_receipts()
@@ -261,9 +266,7 @@ async def test_no_reader_goes_past_a_receipt_whose_call_may_be_repeated(
     """The repeat takes the receipt that the ledger may have, which is older than what was committed meanwhile."""
     gate = gate.stranger()
     first = await gate.create("fast")
-    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
-    with refused("receipt_ledger_unavailable"):
-        await gate.create("slow", idempotency_key="k")
+    await lose_slow(gate, stub)
     fast = await gate.create("fast")
 
     before, position = read_page(await READS[what](gate, None))
@@ -279,9 +282,7 @@ async def test_a_copy_or_a_check_gets_what_was_committed_behind_a_receipt_whose_
         gate: Gate, stub: StubLedger) -> None:
     """Both read all rows: what they left out would be lost, and each task behind it would seem to lack its receipts."""
     gate = gate.stranger()
-    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
-    with refused("receipt_ledger_unavailable"):
-        await gate.create("slow", idempotency_key="k")
+    await lose_slow(gate, stub)
     fast = await gate.create("fast")
 
     rows = await gate.backend.page(gate.tenant_id, Rows(Receipt))
@@ -293,9 +294,7 @@ async def test_who_begins_at_the_end_of_an_inbox_gets_what_may_still_be_committe
         gate: Gate, stub: StubLedger) -> None:
     """Also an endpoint for webhooks that is added at that time."""
     await gate.create("fast")
-    stub.answer = lambda receipt: CUT if receipt["body"].get("type") == "slow" else FINE
-    with refused("receipt_ledger_unavailable"):
-        await gate.create("slow", idempotency_key="k")
+    await lose_slow(gate, stub)
     fast = await gate.create("fast")
 
     end = await gate.as_agent().list_receipts(newest=True, limit=1)
