@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
-import struct
 import time
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import Gates
-from asyncgate.conformance.proxy import CHUNK, HOST
+from asyncgate.conformance.proxy import CHUNK, HOST, reset
 from asyncgate.parts.operations import OPERATIONS
 
 BYTES_OF_A_WIRE = 4000      # behind so many at most a wire breaks: some requests, or some answers
@@ -90,7 +88,7 @@ class BreakingWire(Port):
         if any(isinstance(end, Reset) for end in ends):
             self.caught += 1
             for wire in (writer, to_gate):
-                wire.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset(wire)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
         while chunk := await reader.read(CHUNK):

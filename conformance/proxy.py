@@ -21,6 +21,13 @@ CHUNK = 2 ** 16
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with a reset; one that the other side has ended meanwhile has no socket any more."""
+    if (wire := writer.get_extra_info("socket")) is not None:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 class Messages:
     """Cuts what one side says into messages; the first ones of a client have no type."""
 
@@ -191,9 +198,8 @@ class Proxy:
     def reset(self) -> None:
         """Say a last word on all connections that there are, and reset them."""
         for writer in self.clients:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.write(LAST_WORD)
-            writer.transport.abort()
+            reset(writer)
 
     def swallow(self) -> None:
         """Be a black hole: take everything, pass on nothing, and let nobody know."""

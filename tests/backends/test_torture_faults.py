@@ -22,7 +22,7 @@ from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
-from asyncgate.conformance.proxy import Proxy
+from asyncgate.conformance.proxy import Proxy, reset
 from asyncgate.conformance.scheduled import TICK, ScheduledRuns
 from asyncgate.conformance.torture import TorturePlan, plan_faults, run_round
 from asyncgate.parts.model import stored
@@ -155,6 +155,15 @@ def read_all(connection: socket.socket, most: int) -> int:
         while count < most and connection.recv(1):
             count += 1
     return count
+
+
+async def test_a_wire_that_has_ended_meanwhile_is_not_reset() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        reader, writer = await asyncio.open_connection(*door.getsockname())
+        writer.transport.abort()
+        assert await reader.read() == b""       # the loop has closed it by now
+
+        reset(writer)
 
 
 async def test_a_wire_breaks_behind_each_byte_of_a_request_and_of_an_answer() -> None:
