@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, Request, Response
+    from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, Request, Response, Route
 
 PROGRAM_GIVEN = "ASYNCGATE_TEST_CHROMIUM"       # the path of another Chromium
 PICTURES_GIVEN = "ASYNCGATE_TEST_PICTURES"      # the folder that screenshots are written to
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 AXE = "axe-core@4.14.1"
 ENDED_BY_PAGE = "net::ERR_ABORTED"
+NOTHING = "about:blank"         # where a page is before it is opened
 REBOUND = "rebound.example"     # its name leads to this machine, as that of an attacker does from the second answer on
 # Nothing but what a test opens is asked for on the network, and a container needs no second sandbox.
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -250,6 +251,16 @@ class Screen:
             self.page.set_viewport_size({"width": width, "height": 900})
         if scheme is not None:
             self.page.emulate_media(color_scheme=scheme)
+
+    def route(self, pattern: str, answer: Callable[[Route], object]) -> None:
+        """Answer what the page asks for in its server's stead; a page that is there already is loaded again.
+
+        Chromium says that it holds requests before a page that is loaded gives it any: the next ones may still go to
+        the server, and Playwright, which waits for them to be held, never tells of them.
+        """
+        self.page.route(pattern, answer)
+        if self.page.url != NOTHING:
+            self.page.reload()
 
     def settle(self) -> None:
         """Wait until the page is drawn as it will be: two frames, for what a first one asks."""

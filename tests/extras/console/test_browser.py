@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.extras.console.conftest import Show
 from tests.support.chromium import Chromium
 from tests.support.elsewhere import Elsewhere
@@ -57,6 +59,26 @@ def test_the_browser_notes_what_is_sent_and_answered(chromium: Chromium, show: S
     assert "in a header" in told
     assert screen.watch.urls[-1] == f"{elsewhere.url}/answer"
     assert screen.watch.bytes > before > len(SOUND)
+
+
+def test_a_route_counts_for_all_that_a_page_asks_from_its_load_on(
+        chromium: Chromium, show: Show, elsewhere: Elsewhere) -> None:
+    screen = show(elsewhere.add("/", SOUND))
+    screen.open()
+    screen.page.evaluate("() => { window.isOfBefore = true; }")
+
+    screen.route("**/answer", lambda route: route.fulfill(body="from the test"))
+    told = screen.page.evaluate("() => fetch('/answer').then(got => got.text())")
+
+    assert told == "from the test"
+    assert "/answer" not in elsewhere.asked
+    assert screen.page.evaluate("() => window.isOfBefore") is None
+
+
+def test_no_test_routes_what_a_page_asks_while_it_is_loaded() -> None:
+    bare = ".page" + ".route("
+
+    assert [path.name for path in Path(__file__).parent.glob("*.py") if bare in path.read_text()] == []
 
 
 def test_the_page_of_the_api_is_sound(chromium: Chromium, show: Show, gate_to_read: Filled) -> None:

@@ -44,10 +44,10 @@ def test_a_text_that_is_selected_beyond_the_edge_of_its_dialog_stays(chromium: C
 
 
 def test_a_refusal_is_told_also_if_its_dialog_was_closed_meanwhile(chromium: Chromium, console: Console) -> None:
-    ask_for_a_pause(console)
     held: list[Any] = []
-    console.page.route("**/v1/pauses", lambda route: held.append(route) if route.request.method == "POST"
-                       else route.continue_())
+    console.route("**/v1/pauses", lambda route: held.append(route) if route.request.method == "POST"
+                  else route.continue_())
+    ask_for_a_pause(console)
     with console.page.expect_request(lambda request: request.method == "POST"):
         console.press("Enter")
     console.press("Escape")

@@ -140,9 +140,9 @@ def test_what_somebody_is_reading_does_not_move(chromium: Chromium, console: Con
 def test_a_view_that_the_gate_did_not_send_comes_when_it_is_asked_for_again(
         chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
     console = open_console(gate_to_read)
-    console.visit("inbox")
     away = True
-    console.page.route("**/views/workers.js*", lambda route: route.abort() if away else route.continue_())
+    console.route("**/views/workers.js*", lambda route: route.abort() if away else route.continue_())
+    console.visit("inbox")
 
     console.page.get_by_role("link", name="Workers").click()
     console.page.get_by_role("alert").get_by_text("the gate did not send this view").wait_for()
@@ -157,9 +157,9 @@ def test_a_view_that_the_gate_did_not_send_comes_when_it_is_asked_for_again(
 def test_the_view_is_that_of_the_address_although_another_one_comes_later(
         chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
     console = open_console(gate_to_read)
-    console.visit("inbox")
     held: list[Any] = []
-    console.page.route("**/views/tasks.js", lambda route: held.append(route))
+    console.route("**/views/tasks.js", lambda route: held.append(route))
+    console.visit("inbox")
 
     with console.page.expect_request("**/views/tasks.js"):
         console.press("g", "t")

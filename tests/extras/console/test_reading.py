@@ -109,7 +109,7 @@ def test_the_links_of_a_schedule_lead_to_filters_that_their_views_know(
 
 
 def test_what_needs_a_look_is_not_nothing_while_the_gate_has_not_said_so(chromium: Chromium, console: Console) -> None:
-    console.page.route("**/v1/receipts?*", lambda route: route.fulfill(
+    console.route("**/v1/receipts?*", lambda route: route.fulfill(
         status=503, json={"error": "unavailable", "message": "the database is away"}))
 
     console.visit("inbox?q=type:page.summarise")      # a type that nobody has: no queue needs a look
@@ -130,7 +130,7 @@ def test_a_call_with_a_no_is_copied_as_a_command_that_runs(chromium: Chromium, c
 
 
 def test_an_export_says_that_the_page_has_not_read_all(chromium: Chromium, console: Console) -> None:
-    console.page.route("**/v1/tasks?*", lambda route: route.fulfill(json={
+    console.route("**/v1/tasks?*", lambda route: route.fulfill(json={
         **route.fetch().json(), "next_cursor": "more"}))
 
     console.visit("tasks")
@@ -210,7 +210,7 @@ EMPTY = {"tasks": ("tasks", "/v1/tasks"), "queues": ("queues", "/v1/queues"), "w
 @pytest.mark.parametrize("view", EMPTY)
 def test_an_empty_view_offers_a_command_that_exists(view: str, chromium: Chromium, console: Console) -> None:
     listed, path = EMPTY[view]
-    console.page.route(f"**{path}*", lambda route: route.fulfill(json={listed: [], "next_cursor": None}))
+    console.route(f"**{path}*", lambda route: route.fulfill(json={listed: [], "next_cursor": None}))
 
     console.visit(view)
 

@@ -218,7 +218,7 @@ def test_the_sessions_of_one_tenant_are_only_its_own(
             "ends_at": "2099-01-01T00:00:00Z"}
     sessions = [{**mine, "session_id": tenant, "tenant": tenant, "client_name": f"program of {name}"}
                 for tenant, name in ((OTHER_TENANT, "them"), ("another", "us"))]
-    console.page.route("**/v1/sessions?*", lambda route: route.fulfill(json={"sessions": sessions}))
+    console.route("**/v1/sessions?*", lambda route: route.fulfill(json={"sessions": sessions}))
 
     console.visit(f"admin?tab=sessions&tenant={OTHER_TENANT}")
 

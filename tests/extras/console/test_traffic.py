@@ -68,7 +68,7 @@ def test_an_hour_and_a_day_are_drawn_by_type_and_told_in_numbers(
 
 def test_a_gate_at_which_nothing_has_happened_says_so(chromium: Chromium, console: Console) -> None:
     nothing = {"started": [0], "ended": [0], "failed": [0], "expired": [0], "begun": [0], "waited_seconds": [None]}
-    console.page.route("**/v1/traffic*", lambda route: route.fulfill(json={
+    console.route("**/v1/traffic*", lambda route: route.fulfill(json={
         "begins_at": "2026-11-23T12:00:00Z", "step_seconds": 60, "total": nothing, "by_type": {}, "types_left": 0}))
 
     console.visit("traffic")
