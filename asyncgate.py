@@ -176,7 +176,7 @@ class Needs(Struct):
     recount: bool = False                              # load a Usage as it is, not as it was kept
     calls: int = 0                                     # how much it writes, in single calls
     tally: bool = False                                # and how many receipts each task has that Work is `about`
-    alone: bool = False                                # no batch of the tenant may be under way at the same time
+    alone: bool = False                                # no other call of the tenant may be decided at the same time
 
     def add(self, more: Needs | Unloaded) -> None:
         """Load also these tasks and records."""
@@ -2188,9 +2188,11 @@ class Batches:
                 self._plan_departure()
 
     async def _carry_out(self, tenant_id: str, jobs: list[Job]) -> None:
-        decided: list[Work] = []
+        decided, needs = list[Work](), gather_needs(jobs)
+        if needs.alone and len(jobs) > 1:       # the others were loaded for what was before it
+            return await self._carry_out_alone(tenant_id, jobs)
         try:
-            await self.transact(tenant_id, gather_needs(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, needs, partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
@@ -2211,7 +2213,7 @@ class Batches:
             self.after_commit(*decided)
 
     async def _carry_out_alone(self, tenant_id: str, jobs: list[Job]) -> None:
-        """Run each job of a refused batch alone, so that only the one at fault fails."""
+        """Run each job of a batch alone, so that only the one at fault fails, or each goes by what was before it."""
         for job in jobs:
             await self._carry_out(tenant_id, [job])
 
