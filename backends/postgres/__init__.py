@@ -417,6 +417,8 @@ class Postgres(pages.Pages):
         async with self.pool.acquire() as db:
             try:
                 db.add("BEGIN ISOLATION LEVEL READ COMMITTED")
+                if self.settings.pgbouncer:
+                    db.add(sql.HASTEN, f"{int(self.settings.timeout_seconds * 1000)}")
                 db.add(sql.BEHIND_WALL, tenant_id)
                 if flights:
                     take_locks(db, flights, shared)

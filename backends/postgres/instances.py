@@ -265,8 +265,14 @@ class Membership:
     async def _send(self) -> None:
         pending, self.pending = self.pending, []
         if self.settings.notify:
-            for message in pack_messages(self.instance_id, pending):
-                await self._run("execute", "SELECT pg_notify($1, $2)", CHANNEL, message)
+            try:
+                for message in pack_messages(self.instance_id, pending):
+                    await self._run("execute", "SELECT pg_notify($1, $2)", CHANNEL, message)
+            except asyncpg.ProgramLimitExceededError:
+                # Postgres frees the queue of notifications behind a notification, and a full queue takes none; reading
+                # how full it is frees it, too, once nobody keeps it full any more.
+                await self._run("execute", "SELECT pg_notification_queue_usage()")
+                raise
 
 
 def session(settings: DatabaseSettings) -> dict[str, str]:

@@ -92,6 +92,9 @@ def is_stale(row: tuple[Any, ...]) -> bool:
 
 
 BEHIND_WALL = "SELECT set_config('app.tenant_id', $1, true)"
+# Of a transaction through PgBouncer, whose sessions have settings of their own: its client may be gone without a word.
+HASTEN = ("SELECT set_config('statement_timeout', $1, true), "
+          "set_config('idle_in_transaction_session_timeout', $1, true)")
 LOCK_WRITERS = "SELECT pg_advisory_xact_lock_shared($1::int, key) FROM unnest($2::int[]) AS key"
 LOCK_ALONE = LOCK_WRITERS.replace("_shared", "")
 LOCK_SHARED = LOCK_WRITERS.replace("SELECT ", "SELECT set_config('lock_timeout', '200', true), ")     # milliseconds

@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from asyncgate import Engine
+from asyncgate import Engine, Needs
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres.hosts import startup_error
 from asyncgate.conformance.harness import Gate, under
@@ -26,6 +26,7 @@ from asyncgate.conformance.postgres_server import Bouncer, Cluster, connected, f
 from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -226,6 +227,23 @@ async def test_without_the_direct_way_the_gate_goes_on_working(cluster: Cluster,
         proxy.close_door()
 
         assert (await gate.leased()).fence == 1
+
+
+async def test_a_transaction_whose_path_died_in_silence_keeps_its_locks_no_longer_than_a_timeout(
+        cluster: Cluster, direct: str, bouncer: Bouncer) -> None:
+    async with Proxy(cluster.port) as proxy:
+        with Bouncer(cluster, proxy.port) as behind:
+            async with opened(behind.url(direct), direct, timeout_seconds=1) as gate:
+                task_id = await gate.create()
+
+                with pytest.raises(GateError):      # between what it locks and what it writes
+                    await gate.backend.transact(gate.tenant_id, Needs(tasks={task_id}), lambda work: proxy.forget())
+
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while True:
+                        with contextlib.suppress(GateError):
+                            await gate.cancel_task(task_id=task_id)
+                            break
 
 
 async def test_serving_without_a_direct_way_is_refused_in_one_line(url: str) -> None:

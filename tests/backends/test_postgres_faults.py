@@ -28,6 +28,7 @@ from asyncgate import Engine, Needs, News
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.groups import Flight
+from asyncgate.backends.postgres.instances import Membership
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
@@ -424,6 +425,40 @@ async def test_after_a_crash_of_postgres_the_gate_has_its_lock_and_its_heartbeat
         await until(lambda: outside.value(HOLDERS, database))
         await until(lambda: outside.value("SELECT count(*) FROM asyncgate.instances WHERE beat_at > $1", back))
         assert server.process.poll() is None
+
+
+async def test_gates_hear_each_other_again_after_the_queue_of_notifications_was_full() -> None:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip(MISSING)
+    if int(programs.version().partition(".")[0]) < 17:
+        pytest.skip("before Postgres 17 that queue has 8 GB")
+    with Cluster() as own:
+        url = await own.migrated_database("full")
+        async with connected(own.admin_url()) as db:
+            await db.execute("ALTER SYSTEM SET max_notify_queue_pages = 64")
+        await asyncio.to_thread(own.restart)
+        heard, settings = list[News](), DatabaseSettings()
+        members = [Membership(url, settings, name, 10.0, heard.append) for name in ("a", "b")]
+        for member in members:
+            await member.join()
+            await member.beat()
+        async with connected(own.admin_url("full")) as reader, connected(own.admin_url("full")) as db:
+            await reader.execute("LISTEN flood")
+            async with reader.transaction():        # what came before its end is kept for it
+                await reader.execute("SELECT 1")
+                with contextlib.suppress(asyncpg.ProgramLimitExceededError):
+                    while True:
+                        await db.execute("SELECT pg_notify('flood', repeat('x', 7000))")
+        heard.clear()
+
+        async def hears() -> bool:
+            members[0].tell(News(TENANT))
+            return TENANT in [news.tenant_id for news in heard]
+        await until(hears)
+
+        for member in members:
+            await member.leave()
 
 
 # The database cannot be reached, or hardly.

@@ -19,15 +19,16 @@ async def call_at_once(gate: harness.Gate, before: list[Coroutine[Any, Any, Any]
                        *calls: Coroutine[Any, Any, Any]) -> list[Any]:
     """Make calls while the batch of those `before` is under way, so that they share the next one, in this order."""
     batches, turn = gate.engine.batches, asyncio.Lock()
-    transact, asked = batches.transact, list[asyncio.Task[Any]]()
+    transact, asked, launched = batches.transact, list[asyncio.Task[Any]](), list[int]()
 
-    async def transact_in_turn(*batch: Any) -> None:
+    async def transact_in_turn(tenant_id: str, needs: Any, decide: Any) -> None:
+        launched.append(needs.calls)
         async with turn:
-            await transact(*batch)
+            await transact(tenant_id, needs, decide)
 
     async def ask(*calls: Coroutine[Any, Any, Any]) -> None:
         asked.extend(map(asyncio.create_task, calls))
-        while sum(map(len, batches.waiting.values())) + sum(map(sum, batches.under_way.values())) < len(asked):
+        while sum(map(len, batches.waiting.values())) + sum(launched) < len(asked):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     before += [gate.create("another") for _ in calls]       # a batch that is as large starts beside it
