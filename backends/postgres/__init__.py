@@ -44,7 +44,7 @@ from asyncgate.backends.postgres import instances, migrations, pipeline, turns
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.groups import GROUP_CALLS, Flight, Groups, Search
-from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hosts, as_user, pin, startup_error
+from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, pin, startup_error
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
@@ -216,7 +216,7 @@ class Postgres(pages.Pages):
         url = settings.archive_url or (direct if trusted else as_user(direct, ARCHIVIST))
         try:
             hosts = Hosts(url, settings.timeout_seconds, self.hosts.lineage)
-            db = await hosts.connect(server_settings={**PINNED, **trusted})
+            db = await hosts.connect(server_settings={**pin(settings.timeout_seconds), **trusted})
             try:
                 async with db.transaction():
                     await db.execute("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
