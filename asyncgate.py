@@ -2189,8 +2189,9 @@ class Batches:
 
     async def _carry_out(self, tenant_id: str, jobs: list[Job]) -> None:
         decided, needs = list[Work](), gather_needs(jobs)
-        if needs.alone and len(jobs) > 1:       # the others were loaded for what was before it
-            return await self._carry_out_alone(tenant_id, jobs)
+        if needs.alone and len(jobs) > 1:       # the others would go by what was before that one
+            await self._carry_out(tenant_id, jobs[:len(jobs) // 2])
+            return await self._carry_out(tenant_id, jobs[len(jobs) // 2:])
         try:
             await self.transact(tenant_id, needs, partial(decide, jobs, decided))
             error: Exception | None = None
@@ -2213,7 +2214,7 @@ class Batches:
             self.after_commit(*decided)
 
     async def _carry_out_alone(self, tenant_id: str, jobs: list[Job]) -> None:
-        """Run each job of a batch alone, so that only the one at fault fails, or each goes by what was before it."""
+        """Run each job of a refused batch alone, so that only the one at fault fails."""
         for job in jobs:
             await self._carry_out(tenant_id, [job])
 
