@@ -27,8 +27,7 @@ from asyncgate.conformance.proxy import Proxy, Trap
 from asyncgate.conformance.scheduled import ScheduledRuns
 from asyncgate.conformance.valkey import Valkey, find_valkey
 
-EVERY_COMMITS = (3, 5, 9)
-PAUSED_SECONDS = 3.0
+EVERY_COMMITS, PAUSED_SECONDS = (3, 5, 9), 3.0
 CLIENTS = 3, 6          # agents and workers; of several gates twice as many
 PROGRAMS = 2            # workers in processes of their own
 START_TRIES = 5         # to start a gate whose database fails just then, as a supervisor would
@@ -210,7 +209,7 @@ class Stage:
     scheduled: ScheduledRuns | None = None
     valkey: Valkey | None = None
     machine: MachineClock | None = None
-    mode = "standalone"
+    mode, denies = "standalone", False      # whether gates refuse what they cannot count, or count it alone
 
     def __init__(self, site: Site, draw: random.Random) -> None:
         self.site, self.draw = site, draw
@@ -236,7 +235,9 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
         if "limits" in faults:
             stage.valkey = await asyncio.to_thread(Valkey)
             stack.callback(stage.valkey.__exit__)
-            settings |= {"security.rate_limiting.redis_url": stage.valkey.url, "security.rate_limiting.gates": gates}
+            stage.denies = draw.random() < 0.5
+            settings |= {"security.rate_limiting.redis_url": stage.valkey.url, "security.rate_limiting.gates": gates,
+                         "security.rate_limiting.on_store_failure": "deny" if stage.denies else "local"}
         if "clock" in faults and site.url.startswith("sqlite:"):
             stage.machine = MachineClock(Path(tempfile.mkdtemp(dir=site.folder)))
         clock = "" if "clock" not in faults else stage.machine.first if stage.machine else OWN_CLOCK
@@ -360,7 +361,7 @@ async def strike_limits(stage: Stage) -> str:
     await asyncio.to_thread(stage.valkey.kill)
     await asyncio.sleep(stage.draw.choice([0.0, 1.0]))
     await asyncio.to_thread(stage.valkey.restart)
-    return "limits killed"
+    return f"limits killed{', calls denied' if stage.denies else ''}"
 
 
 async def restart_postgres(stage: Stage) -> str:
@@ -505,7 +506,7 @@ FAULTS: dict[str, Fault] = {
     "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
                     "started again", "", kill_ledger, settings=LEDGER_GATE),
     "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped "
-                    "and continued", "", strike_limits, settings=COUNTED_GATE),
+                    "and continued; they count alone meanwhile, or deny", "", strike_limits, settings=COUNTED_GATE),
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
     "restart": Fault("Postgres ends, in order or as in a crash, and is started again", POSTGRES, restart_postgres,
                      True),

@@ -18,7 +18,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from asyncgate.conformance import disks, drift
 from asyncgate.conformance.faults import FAULTS, MISSING_PARTS, OF_DISKS, Site, Stage, open_site, open_stage, settle
 from asyncgate.conformance.history import Call, read_checked_rows
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
-from asyncgate.conformance.load import Fleet, Load, OneTenant, finish_cascades
+from asyncgate.conformance.load import NOT_COUNTED, Fleet, Load, OneTenant, finish_cascades
 from asyncgate.conformance.plugin import POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
 from asyncgate.conformance.recording import Mark, Recorded, RowsByKind
@@ -46,7 +46,6 @@ CALLS = 500             # between two strikes, at most
 PER_STRIKE = 5          # commits and wires that are cut: at least so many for each strike
 DISK_ROUNDS = 10        # of a round: lives with faults, or cuts
 TRACE_LINES = 60
-ODD = ("internal_error", "rate_limiter_unavailable")     # gates count alone while their Valkey is away
 ANY_ERROR, UNFORESEEN = re.compile(" ERROR "), re.compile(r" ERROR asyncgate: \S+ failed$")
 
 
@@ -178,7 +177,7 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         problems += list_errors(gates, UNFORESEEN if outages else ANY_ERROR)
     done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
         {"commit": caught, "reset": stage.wire.caught if stage.wire else 0})
-    problems += list_odd_answers(load.calls)
+    problems += list_odd_answers(call for call in load.calls if not (stage.denies and call.error == NOT_COUNTED))
     if stage.machine is not None:
         stage.machine.translate(load.calls)
     done.record = await read_round(site.make_database(0) if site.cluster else database, load, receipts)
@@ -228,9 +227,9 @@ def list_errors(gates: Fleet, which: re.Pattern[str] = ANY_ERROR) -> list[str]:
             for at, line in enumerate(server.lines) if which.search(line)][:5]
 
 
-def list_odd_answers(calls: list[Call]) -> list[str]:
+def list_odd_answers(calls: Iterable[Call]) -> list[str]:
     """Return which answers tell of a defect: a gate says itself that something unforeseen has happened."""
-    odd = Counter((call.operation, call.error) for call in calls if call.error in ODD)
+    odd = Counter((call.operation, call.error) for call in calls if call.error in ("internal_error", NOT_COUNTED))
     return [f"ANSWERS: {count} calls of {operation} were answered {error}" for (operation, error), count in odd.items()]
 
 
