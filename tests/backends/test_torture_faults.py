@@ -18,7 +18,7 @@ from asyncgate.commands.torture import FAULTS as NAMES
 from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.clocks import READING, MachineClock
 from asyncgate.conformance.faults import FAULTS, Site, open_site
-from asyncgate.conformance.history import Call
+from asyncgate.conformance.history import Call, violations
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import find_programs
@@ -86,10 +86,25 @@ def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
         machine.translate([call])
         return call.started, call.ended
 
-    assert translate(109.5, 111.5) == (3610.0, 3611.0)
-    assert translate(111.5, 113.5) == (3611.5, 3612.0)
+    assert translate(109.5, 111.5) == (3610.0, 3611.5)
+    assert translate(111.5, 113.5) == (3611.5, 3612.5)
     assert translate(114.25, 114.5) == (3612.75, 3613.0)      # it asked for nothing that has a time
     assert translate(109.0, 109.5) == (3610.0, 3610.0)
+
+
+def test_calls_that_overlap_still_do_when_they_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
+    """A read needs no clock: what others read meanwhile does not say that it began behind a cancellation."""
+    machine = MachineClock(tmp_path)
+    machine.readings.write_bytes(b"".join(READING.pack(*pair) for pair in [(1.0, 101.0), (2.0, 102.0), (6.0, 106.0)]))
+    canceled = Call(tenant="t", operation="cancel_task", ask={"task_id": "a"}, started=0.5, ended=5.0,
+                    reply={"ok": True, "status": "canceled"})
+    read = Call(tenant="t", operation="get_task", ask={"task_id": "a"}, started=4.0, ended=7.0,
+                reply={"status": "leased"})
+
+    machine.translate([canceled, read])
+
+    assert violations([canceled, read], {}, {"I7"}) == []
+    assert (read.started, canceled.ended) == (104.0, 105.0)
 
 
 def format_time(second: int) -> str:
