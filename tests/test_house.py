@@ -69,7 +69,7 @@ CEILINGS = {
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,
-    "extras/ledger": 7_115,
+    "extras/ledger": 7_130,
     "extras/limits": 415,
     "extras/oauth": 4_910,
     "extras/outbox": 525,

@@ -22,7 +22,7 @@ from asyncgate import TERMINATES, Caller, Engine, Extension
 from asyncgate.extras.ledger.routing import Routes
 from asyncgate.extras.ledger.sinks import Filed, Garbled, Outage
 from asyncgate.parts.model import errors, queries, stored, wire
-from asyncgate.parts.receipts.ledger_marks import ADOPTED_PREFIX, STATED_PREFIX
+from asyncgate.parts.receipts.ledger_marks import ADOPTED_PREFIX, STATED_PREFIX, UNDONE_PREFIX
 
 if TYPE_CHECKING:
     from asyncgate import Instead
@@ -329,6 +329,7 @@ class Reading(Extension):
         """Whether this gate has a skeleton of the receipt; it has all skeletons of an instance, or none.
 
         What another process of a strict gate has sent and not committed yet is only in the outbox: look there first.
+        What it has sent and never committed has a mark.
         """
         if receipt.receipt_key and receipt.asyncgate_instance in self.ours:
             return True
@@ -338,8 +339,8 @@ class Reading(Extension):
             await backend.record(tenant_id, stored.Archived, receipt.receipt_id) is not None)
         if here and receipt.receipt_key:
             self.ours.add(receipt.asyncgate_instance)
-        return here or await backend.record(tenant_id, stored.LedgerMark,
-                                            ADOPTED_PREFIX + receipt.receipt_id) is not None
+        return here or any([await backend.record(tenant_id, stored.LedgerMark, prefix + receipt.receipt_id) is not None
+                            for prefix in (ADOPTED_PREFIX, UNDONE_PREFIX)])
 
     async def _list_owed(self, where: Where, after: str | None, most: int,
                          warnings: list[str]) -> list[wire.ReceiptRecord]:

@@ -41,7 +41,7 @@ from asyncgate.extras.ledger.adoption import WORDS
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json
 from asyncgate.parts.model.parking import GIVEN_BACK
-from asyncgate.parts.receipts.ledger_marks import OVERTAKEN
+from asyncgate.parts.receipts.ledger_marks import OVERTAKEN, UNDONE_PREFIX
 
 if TYPE_CHECKING:
     from asyncgate import Work
@@ -178,6 +178,8 @@ def undo(sink: Sink, rows: list[stored.Outgoing], work: Work) -> None:
             continue
         work.keep_record(replace(row, state="waiting", reason=None))
         work.keep_record(stored.Outgoing(back, row.task_id, content.decode(), work.now))
+        for id in (row.receipt_id, back):
+            work.keep_record(stored.LedgerMark(UNDONE_PREFIX + id, back))
         if task is not None and (handed := sink.taken_back(back, task, lease)) is not None:
             work.change_task(task, handed=handed)
 
@@ -311,6 +313,7 @@ def tell_overtaken(engine: Engine, work: Work, caller: Caller, ask: Overtaken) -
     for attempt in ask.tried:
         work.drop_record(stored.Outgoing, attempt.row.receipt_id)
         if attempt.row.receipt_id in ask.known:
+            work.keep_record(stored.LedgerMark(UNDONE_PREFIX + attempt.row.receipt_id, attempt.row.receipt_id))
             write_overtaken(engine, work, attempt.row.task_id, attempt.row.receipt_id)
 
 

@@ -1,4 +1,4 @@
-"""Marks that join the two ids of an adopted receipt: its author's id in the ledger, and this gate's id."""
+"""Marks that join the two ids of an adopted receipt, its author's id in the ledger and this gate's id; others too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from asyncgate.parts.model.walking import walk_rows
 
 ADOPTED_PREFIX = "adopted "     # the gate's id of a receipt, by its author's id
 STATED_PREFIX = "stated "       # the author's id of a receipt, by the gate's id
+UNDONE_PREFIX = "undone "       # what undid a receipt in the ledger that never counted here, by that receipt's id
 OVERTAKEN = "receipt_overtaken"  # the kind of the anomaly that names a receipt in the ledger which did not count
 WITHDRAWN = "never_committed"   # the reason of a receipt that undoes another one, whose change was never committed
 

@@ -15,6 +15,8 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
 from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
+from asyncgate.extras.ledger.sinks import Garbled
+from asyncgate.extras.ledger.strict import REPEAT_SECONDS
 from asyncgate.extras.webhooks.sources import find_position
 from asyncgate.parts.model import wire, wire_operating
 from asyncgate.parts.model.errors import DatabaseUnavailable, ReceiptNotFound
@@ -381,3 +383,35 @@ async def test_what_is_committed_after_another_process_has_its_place_behind_it(g
     assert [receipt.receipt_type for receipt in await gate.receipts(task_id)] == [
         "task.assigned", "task.accepted", "task.canceled", "task.result_ready", "system.anomaly"]
     assert list_undone(stub.taken) == {stub.taken[1]["receipt_id"]}
+
+
+@pytest.mark.parametrize("receipts", ["strict"], indirect=True)
+async def test_what_a_strict_gate_has_sent_and_never_committed_is_not_what_others_stated(
+        make_gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a creation that was withdrawn nor an end that did not count: a later process reads both in the ledger."""
+    gate, later = make_gate(), make_gate(instance_id="asyncgate-2")
+    send = gate.ledger.sink.send
+
+    async def send_and_lose(tenant_id: str, content: bytes) -> None:
+        await send(tenant_id, content)
+        raise Garbled("the answer is lost")
+
+    async def lose(call: Any) -> None:
+        with monkeypatch.context() as patch, refused("receipt_ledger_unavailable"):
+            patch.setattr(gate.ledger.sink, "send", send_and_lose)
+            await call
+    await lose(gate.create("never"))
+    offer = await gate.leased()
+    await lose(gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}]))
+    await gate.beside().as_agent().cancel_task(task_id=offer.task_id)   # a process that does not know strict mode
+    gate.skip(REPEAT_SECONDS + 1)
+    assert gate.ledger.strict is not None
+    await gate.ledger.strict.look()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await gate.backend.page(gate.tenant_id, OutboxFilter("", 10)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    listed = (await Gate(later.engine, gate.tenant_id).as_admin().list_receipts()).receipts
+
+    assert {receipt.task_id for receipt in listed} == {offer.task_id}
+    assert [receipt.receipt_type for receipt in listed].count("task.completed") == 0
