@@ -169,6 +169,7 @@ class Needs(Struct):
     keys: set[tuple[str, str, str]] = set()            # creator kind and id, idempotency key
     repeats: set[tuple[str, str, str]] = set()         # worker kind and id, claim_id
     claims: list[LeaseNext] = []                       # and what is paused
+    granted: set[str] = set()                          # of `tasks`, those that no claim finds: with what limits count
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
     stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
@@ -185,7 +186,7 @@ class Needs(Struct):
 
     def cover(self, kind: type[Struct], key: tuple[str, ...]) -> bool:
         """Whether a record is loaded, if it is stored: claims load some without naming them."""
-        return (kind, key) in self.records or (bool(self.claims) and kind in READ_BY_CLAIMS)
+        return (kind, key) in self.records or (bool(self.claims or self.granted) and kind in READ_BY_CLAIMS)
 
 
 class Sweep(Ask, kw_only=True):
@@ -448,13 +449,6 @@ class Work:
         """Return a record if this batch happens to have it; None says nothing of what is stored."""
         row: R | None = self.records.get((kind, key))
         return row
-
-    def list_counted(self, task: Task) -> set[tuple[type[Struct], tuple[str, ...]]]:
-        """Return what the begin of a lease counts in, and must be loaded: by the claim, or because it is named."""
-        pairs = read_limits(task.limits)
-        turn = {(stored_limits.Turn, (str(task.lane), task.limits))} if task.limits else set()
-        return {*turn, *((stored_limits.Limit, (name,)) for name, _ in pairs),
-                *((stored_limits.RateUse, pair) for pair in pairs)}
 
     def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""

@@ -29,6 +29,7 @@ from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.limiting import (
     MOST_TURNS,
     SPARE_TURNS,
+    list_granted,
     list_names,
     list_opened,
     read_limits,
@@ -558,6 +559,8 @@ class SqliteTables(pages.Pages):
             work.load_task(*task)
         if needs.claims:
             self._offer(work, needs.claims)
+        for granted in list_granted(work):
+            self._load_granted(work, granted)
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
                 work.load_receipt(receipt_row(row))
@@ -616,6 +619,14 @@ class SqliteTables(pages.Pages):
                 if self._load_turn(work, turn, piece, portions):
                     limiting.cut.add(lane)
                     break
+
+    def _load_granted(self, work: Work, task: stored.Task) -> None:
+        """Load what counts in the limits of a task, and its turn."""
+        for name, key in read_limits(task.limits):
+            self._load_limit(work, name)
+            self._load_key(work, name, key)
+        for row in self.db.execute(RECORD[stored_limits.Turn], (work.tenant_id, str(task.lane), task.limits)):
+            work.load_record(stored_limits.Turn(*row))
 
     def _load_limit(self, work: Work, name: str) -> None:
         for row in self.db.execute(RECORD[stored_limits.Limit], (work.tenant_id, name)):

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from asyncgate import Needs, Work
 from asyncgate.conformance import harness, test_waiting
 from asyncgate.extras.limits.pruning import TurnPruner
 from asyncgate.parts.model import queries, stored_limits, wire
+from asyncgate.parts.model.limiting import Full
 
 pytestmark = pytest.mark.anyio
 
@@ -409,3 +411,18 @@ async def test_the_true_cost_that_a_worker_tells_at_the_end_counts(gate: harness
     assert await claim(gate) == []      # 10 and 90 are all that a window has
     gate.skip(61)
     assert len(await claim(gate)) == 1
+
+
+async def test_a_task_that_a_batch_leases_without_a_claim_comes_with_what_counts_in_its_limits(
+        gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="openai", concurrency_total=9, concurrency_per_key=1)
+    tasks = {await gate.create(limits={"openai": key}): key for key in ("a", "a", "b")}
+    [offer] = await claim(gate, 1)
+    kept = dict[str, Any]()
+
+    def look(work: Work) -> None:
+        kept.update({task_id: work.limiting.find_keeping(work.tasks[task_id]) for task_id in tasks})
+    await gate.backend.transact(gate.tenant_id, Needs(tasks={*tasks}, granted={*tasks}), look)
+
+    full = Full("openai", tasks[offer.task_id], "concurrency_per_key", 1)
+    assert kept == {task_id: full if key == full.key else None for task_id, key in tasks.items()}

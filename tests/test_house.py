@@ -53,7 +53,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_115,
+    "backends": 8_160,
     "bench": 2_640,
     "clients": 4_360,
     "clients/typescript": 2_500,
@@ -85,7 +85,7 @@ CEILINGS = {
     "parts/faces": 4_810,
     "parts/identity": 5_475,
     "parts/metrics": 580,
-    "parts/model": 9_120,
+    "parts/model": 9_145,
     "parts/operating": 2_490,
     "parts/process": 2_240,
     "parts/receipts": 2_000,

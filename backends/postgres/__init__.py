@@ -51,7 +51,7 @@ from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model import errors, queries, stored, stored_limits, stored_webhooks, wire
 from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.ids import Ids, first_id
-from asyncgate.parts.model.limiting import read_pattern
+from asyncgate.parts.model.limiting import list_granted, read_pattern
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.turns import counting
@@ -489,6 +489,10 @@ class Postgres(pages.Pages):
         for row in await self._with_progress(db, tenant_id, named):
             work.load_task(*row)
         asked.others.load(work)
+        if granted := list_granted(work):       # order: behind the locks of their rows, as for claims
+            read = turns.GrantedRead(db, tenant_id, granted)
+            await db.run()
+            read.load(work)
         transaction, unread = head.transaction, False
         if needs.claims:
             if pauses := None if head.pauses is None else stored.Pauses(head.pauses):

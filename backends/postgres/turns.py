@@ -14,14 +14,16 @@ from asyncgate.backends.postgres.pipeline import Connection, Fetched
 from asyncgate.backends.postgres.statements import (
     CONTRACT,
     PROGRESS,
+    RECORD,
     ROW,
     STATE,
+    columns,
     listed,
     named_row,
     typed,
 )
-from asyncgate.parts.model import stored_limits
-from asyncgate.parts.model.limiting import MOST_TURNS, SPARE_TURNS, list_names, list_opened
+from asyncgate.parts.model import stored, stored_limits
+from asyncgate.parts.model.limiting import MOST_TURNS, SPARE_TURNS, list_names, list_opened, read_limits
 
 LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 LOCK_SHARED = LOCK.replace("lock(", "lock_shared(")
@@ -73,11 +75,9 @@ FROM unnest($2::text[]) AS n (name), LATERAL (
 TURNS = f"""(SELECT t.* FROM unnest($2::text[]) AS w (lane), LATERAL (
     SELECT {listed(typed(stored_limits.Turn))} FROM asyncgate.turns
     WHERE tenant_id = $1 AND lane = w.lane AND stage = 'open' ORDER BY served, limits LIMIT $3) AS t) AS t"""
-# Of a limit that tasks have without a key, the empty key is read for all of them.
-HELD_KEYS = f"""
+HELD = f"""
 SELECT k.name, k.key, h.number, {listed(typed(stored_limits.RateUse), 'u.')}
-FROM (SELECT DISTINCT e.key AS name, e.value AS key FROM {TURNS}, json_each_text(t.limits::json) AS e
-      UNION SELECT unnest($4::text[]), '') AS k
+FROM {{keys}}
 JOIN LATERAL (SELECT rules::json AS rules FROM asyncgate.limits WHERE tenant_id = $1 AND name = k.name LIMIT 1) AS l
     ON true
 LEFT JOIN LATERAL (SELECT count(*) AS number FROM (
@@ -86,6 +86,10 @@ LEFT JOIN LATERAL (SELECT count(*) AS number FROM (
                              l.rules->>'concurrency_per_key') IS NULL THEN 0 END) AS h) AS h ON true
 LEFT JOIN LATERAL (SELECT {listed(typed(stored_limits.RateUse))} FROM asyncgate.rate_uses
                    WHERE tenant_id = $1 AND limit_name = k.name AND limit_key = k.key LIMIT 1) AS u ON true"""
+# Of a limit that tasks have without a key, the empty key is read for all of them.
+HELD_KEYS = HELD.format(keys=f"""(SELECT DISTINCT e.key AS name, e.value AS key
+    FROM {TURNS}, json_each_text(t.limits::json) AS e UNION SELECT unnest($4::text[]), '') AS k""")
+HELD_PAIRS = HELD.format(keys="unnest($2::text[], $3::text[]) AS k (name, key)")
 # A turn with a task that others have locked is not known to be empty.  One that has just changed is left by the rules.
 HEADS = f"""
 WITH turns AS MATERIALIZED (SELECT t.*, count(*) OVER (PARTITION BY t.lane) AS number FROM {TURNS}),
@@ -133,13 +137,7 @@ class TurnsRead:
     def load(self, work: Work) -> None:
         """Load what was answered."""
         work.now = max(work.now, self.clock[0][0])     # later than every row lock
-        for row in self.limits:
-            work.load_record(stored_limits.Limit(*row[:LIMIT]))
-            work.limiting.held[row[0], None] = row[LIMIT]
-        for name, key, number, *use in self.keys:
-            work.limiting.held[name, key] = number
-            if use[0] is not None:
-                work.load_record(stored_limits.RateUse(*use))
+        load_held(work, self.limits, self.keys)
         turns: dict[tuple[str, str], tuple[stored_limits.Turn, int, int, list[str]]] = {}
         for row in self.heads:
             turn, (number, there) = stored_limits.Turn(*row[:TURN]), row[TURN:TURN + 2]
@@ -154,6 +152,35 @@ class TurnsRead:
             work.limiting.add_turn(turn, tasks, there == len(tasks) < piece)
             if number == self.most:
                 work.limiting.cut.add(int(turn.lane))
+
+
+class GrantedRead:
+    """What a batch asks for that leases tasks without finding them by a claim."""
+
+    def __init__(self, db: Connection, tenant_id: str, tasks: list[stored.Task]) -> None:
+        pairs = list({pair for task in tasks for pair in read_limits(task.limits)})
+        lock(db, tenant_id)
+        self.limits: Fetched = db.add(HELD_LIMITS, tenant_id, list({name for name, _ in pairs}))
+        self.keys: Fetched = db.add(HELD_PAIRS, tenant_id, *columns(pairs, 2))
+        self.turns: Fetched = db.add(RECORD[stored_limits.Turn], tenant_id,
+                                     *columns({(str(task.lane), task.limits) for task in tasks}, 2))
+
+    def load(self, work: Work) -> None:
+        """Load what was answered."""
+        load_held(work, self.limits, self.keys)
+        for row in self.turns:
+            work.load_record(stored_limits.Turn(*row))
+
+
+def load_held(work: Work, limits: Fetched, keys: Fetched) -> None:
+    """Load limits, and what counts in them in total and under some keys."""
+    for row in limits:
+        work.load_record(stored_limits.Limit(*row[:LIMIT]))
+        work.limiting.held[row[0], None] = row[LIMIT]
+    for name, key, number, *use in keys:
+        work.limiting.held[name, key] = number
+        if use[0] is not None:
+            work.load_record(stored_limits.RateUse(*use))
 
 
 def is_touched(work: Work) -> bool:

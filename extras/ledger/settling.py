@@ -138,6 +138,7 @@ def needs_of(group: list[Tried], engine: Engine, tenant_id: str) -> Needs:
     ids = {attempt.row.receipt_id for attempt in group}
     bulks = {find_bulk(attempt) for attempt in group} - {""}
     needs = Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
+                  granted={attempt.row.task_id for attempt in group if attempt.receipt.receipt_type == ACCEPTED.type},
                   records={(stored.Outgoing, (id,)) for id in ids} | {(stored.Bulk, (id,)) for id in bulks},
                   endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
                            if attempt.receipt.lease_id})
@@ -229,6 +230,8 @@ def lease_again(engine: Engine, work: Work, caller: Caller, ask: Repeated) -> No
     memo, task = ask.tried.memo, work.require_task(ask.tried.row.task_id)
     wanted = decode_json(memo.receipt.body)
     if task.fence + 1 != wanted["fence"] or not task.offerable(work.now) or task.status != "queued":
+        return
+    if work.limiting.find_keeping(task) is not None:    # who claimed meanwhile has taken its place
         return
     claim = wire.LeaseNext(claim_id=memo.claim_id, capabilities=frozenset(wanted["worker_capabilities"]),
                            lease_ttl_seconds=None if memo.ttl_seconds is None else int(memo.ttl_seconds))

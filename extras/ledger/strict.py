@@ -90,7 +90,7 @@ class Draft(Struct):
     first: dict[Any, str] = field(default_factory=dict)     # ids that earlier calls have offered, by name
     given: dict[Any, str] = field(default_factory=dict)
     leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
-    counted: set[tuple[type[Struct], tuple[str, ...]]] = field(default_factory=set)     # what those leases count in
+    given_up: bool = False      # whether it could not lease one of them again: its claim may get another one
     posted: list[stored.Outgoing] = field(default_factory=list)     # what the ledger must store before the commit
     accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
@@ -105,8 +105,9 @@ class Draft(Struct):
         if self.now is None:        # as many claimable tasks as are left when some are hidden
             return replace(needs, claims=needs.claims * 2) if self.hidden else needs
         rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
-        read = self.counted | ({(stored.Pauses, ())} if needs.claims else set())      # which claims would have loaded
-        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows | read)
+        read = {(stored.Pauses, ())} if needs.claims else set()     # which claims would have loaded
+        return replace(needs, claims=[], tasks=needs.tasks | {*self.leased}, granted=needs.granted | {*self.leased},
+                       records=needs.records | rows | read)
 
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
@@ -115,11 +116,14 @@ class Draft(Struct):
         compared with what the ledger has stored, not with the last result.
         """
         savepoint, real = work.savepoint(), (work.ids, work.now)
-        for task_id in self.leased if not work.ready else ():
+        for task_id in self.leased if not (work.ready or work.limiting.queues) else ():
             if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
-                work.ready[task.lane].append(task_id)
+                work.ready[task.lane].append(task_id) if task.limits is None else work.limiting.grant(task)
         for lane, queue in work.ready.items() if self.hidden else ():
             work.ready[lane] = deque([task_id for task_id in queue if task_id not in self.hidden])
+        for turns in work.limiting.queues.values() if self.hidden else ():
+            turns.hide(self.hidden)
+        work.limiting.unread |= self.given_up
         work.replay(Named(work.ids, self.given, work.now), work.now if self.now is None else self.now)
         decide(work)
         same = self._take_over(work)
@@ -179,8 +183,9 @@ class Draft(Struct):
         self.now = work.now
         informing = {id for id, receipt in work.written.items() if receipt.receipt_type in INFORMS}
         self.given = {use: id for use, id in self.given.items() if id not in informing}
+        before = {*self.leased}
         self.leased = [receipt.task_id for receipt in work.written.values() if receipt.receipt_type == ACCEPTED.type]
-        self.counted = set().union(*(work.list_counted(work.tasks[task_id]) for task_id in self.leased))
+        self.given_up |= not before <= {*self.leased}
         rows = [] if self.blocked or self.differs or self.outrun else [
             settling.write_row(row, work, self.sink) for row in self.posted]
         if self.outrun:

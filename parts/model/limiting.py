@@ -15,7 +15,7 @@ its other keys.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -164,6 +164,12 @@ def list_opened(work: Any) -> list[tuple[str, str]]:
                  if task.limits is not None and task.status == "queued" and task.offerable(work.now)})
 
 
+def list_granted(work: Any) -> list[stored.Task]:
+    """Return the tasks with limits that a batch leases without finding them by a claim."""
+    tasks = [work.tasks[task_id] for task_id in work.needs.granted if task_id in work.tasks]
+    return [task for task in tasks if task.limits is not None]
+
+
 # What a batch knows of limits.
 
 
@@ -218,7 +224,16 @@ class Limiting:
         if whole:
             queue.whole.add(turn.limits)
 
+    def grant(self, task: stored.Task) -> None:
+        """Offer a task that `Needs` grants: it is leased again, as far as its limits allow that still."""
+        queue = self.queues.setdefault(task.lane, TurnQueue(self, task.lane))
+        queue.tasks.setdefault(task.limits or "", []).append(task.task_id)
+
     # What keeps a task.
+
+    def find_keeping(self, task: stored.Task) -> Full | None:
+        """Return which limit keeps a task that `Needs` grants."""
+        return None if task.limits is None else self.find_closed(task.lane) or self.find_full(task.limits)
 
     def stop(self, name: str, until: float, task: stored.Task) -> None:
         """Let nothing of a limit be leased for a while."""
@@ -370,9 +385,17 @@ class TurnQueue:
         self.limiting, self.lane = limiting, lane
         self.tasks: dict[str, list[str]] = {}       # by limits
         self.whole: set[str] = set()                # turns of which all tasks were read
+        self.hiding: set[str] = set()               # turns with tasks that no claim of this batch may get
 
     def __iter__(self) -> Iterator[str]:
         return (task_id for tasks in self.tasks.values() for task_id in tasks)
+
+    def hide(self, tasks: Set[str]) -> None:
+        """Let no claim get some tasks; their turns do not rest."""
+        for limits, ids in self.tasks.items():
+            if not tasks.isdisjoint(ids):
+                self.tasks[limits] = [task_id for task_id in ids if task_id not in tasks]
+                self.hiding.add(limits)
 
     def find_head(self) -> stored.Task | None:
         """Return the first task of the turn that is next, if no limit keeps it."""
@@ -382,23 +405,24 @@ class TurnQueue:
         done = set[str]()
         while (turn := self.find_turn(done)) is not None:
             if (head := self.find_first(turn)) is None:
-                if turn.limits in self.whole:
+                if turn.limits in self.whole - self.hiding:
                     limiting.empty(turn)
                 done.add(turn.limits)
             elif (full := limiting.find_full(turn.limits)) is not None:
                 limiting.block(turn, full)
             else:
                 return head
-        limiting.unread |= self.lane in limiting.cut or any(limits not in self.whole for limits in done)
+        cut = self.lane in limiting.cut and not self.hiding     # else the same turns would be read again
+        limiting.unread |= cut or not done <= self.whole | self.hiding
         return None
 
     def find_turn(self, done: set[str]) -> stored_limits.Turn | None:
         """Return the open turn that has got least, but none of those that are done."""
         find, lane = self.limiting.work.find_record, str(self.lane)
-        turns: Iterable[stored_limits.Turn] = (
+        turns: Iterable[stored_limits.Turn | None] = (
             find(stored_limits.Turn, lane, limits) for limits in self.tasks if limits not in done)
-        return min((turn for turn in turns if turn.stage == "open"), key=lambda turn: (turn.served, turn.limits),
-                   default=None)
+        return min((turn for turn in turns if turn is not None and turn.stage == "open"),
+                   key=lambda turn: (turn.served, turn.limits), default=None)
 
     def find_first(self, turn: stored_limits.Turn) -> stored.Task | None:
         """Return the first waiting task of a turn: highest priority first, then oldest."""
