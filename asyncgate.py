@@ -55,7 +55,7 @@ import inspect
 import logging
 import os
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -97,6 +97,7 @@ from asyncgate.parts.model.resuming import (
 from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
+from asyncgate.parts.model.queue_changes import Change, QueueChanges, ReadQueue
 from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model import families, stored_limits, stored_unique
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
@@ -306,14 +307,9 @@ def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
     return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
 
 
-def place(task: Task) -> tuple[int, str]:
-    """Return the position of a task in its queue: highest priority first, then oldest."""
-    return -task.priority, task.task_id
-
-
-def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
-    """The order in which a claim gets tasks: preferred types, then by their place."""
-    return task.type not in (ask.preferred_kinds or ()), *place(task)
+def rank(ask: LeaseNext, at: Task | Change) -> tuple[bool, float, str]:
+    """The order in which a claim gets tasks: preferred types, then highest priority first, then oldest."""
+    return at.type not in (ask.preferred_kinds or ()), -at.priority, at.task_id
 
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
@@ -357,8 +353,8 @@ class Work:
         self.keys: dict[tuple[str, str, str], str] = {}                 # task by creator and idempotency key
         self.repeats: dict[tuple[str, str, str], tuple[str, ...]] = {}  # tasks by worker and claim_id
         self.progress: dict[str, Progress] = {}
-        self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
-        self.reordered: set[int] = set()        # lanes of tasks that got another priority in this batch
+        self.ready: dict[int, ReadQueue] = {}                           # claimable by lane
+        self.queue_changes = QueueChanges(self._set)
         self.receipts: dict[str, Receipt] = {}
         self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
         self.tallies: dict[str, int] = {}                               # receipts by task, as far as asked for
@@ -396,14 +392,16 @@ class Work:
             self.progress[task.task_id] = progress
         if lease is not None:
             self.leases[task.task_id] = lease
-            self.holders[lease.lease_id] = task.task_id
+            self.holders[lease.lease_id] = task.task_id if lease.ending == "live" else ""
             self._note_claim(lease)
 
     def add_claimable(self, task: Task, progress: Progress | None = None) -> None:
         """Take in a claimable task; the best task of a lane comes first."""
         if task.task_id not in self.tasks:
             self.load_task(task, progress=progress)
-        self.ready[task.lane].append(task.task_id)
+        if task.lane not in self.ready:
+            self.ready[task.lane] = ReadQueue(self.tasks, self._set)
+        self.ready[task.lane].ids.append(task.task_id)
 
     def load_record(self, row: Struct) -> None:
         """Take in a record that `Needs` names."""
@@ -452,21 +450,21 @@ class Work:
 
     def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
-        pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
-        for lane in self.reordered & self.ready.keys():
-            self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: place(self.tasks[id])))
-        lanes: dict[int, deque[str] | TurnQueue] = {**self.ready, **self.limiting.queues}
-        queues = [queue for lane, queue in lanes.items() if matches(*self.known[lane], ask)
-                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
-        while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
-            yield min(heads, key=partial(rank, ask))
+        pauses, changes = find_pauses(self.find_record(Pauses), self.now), self.queue_changes
 
-    def _find_head(self, queue: deque[str] | TurnQueue) -> Task | None:
-        if isinstance(queue, TurnQueue):
-            return queue.find_head()
-        while queue and self.tasks[queue[0]].status != "queued":
-            queue.popleft()
-        return self.tasks[queue[0]] if queue else None
+        def may_serve(lane: int) -> bool:
+            kind = self.known.get(lane) or self.lanes[lane][:2]     # or it is new
+            return matches(*kind, ask) and not any(pause.stops_lane(*kind) for pause in pauses)
+        lanes: dict[int, ReadQueue | TurnQueue] = {**self.ready, **self.limiting.queues}
+        queues = [queue for lane, queue in lanes.items() if may_serve(lane)]
+        changed = min((rank(ask, at) for lane, at in changes.before.items() if may_serve(lane)), default=None)
+        while heads := [head for queue in queues if (head := queue.find_head()) is not None]:
+            head = min(heads, key=partial(rank, ask))
+            if changed is not None and changed < rank(ask, head):
+                break
+            yield head
+        if changed is not None or (changes.freed and any(may_serve(lane) for lane in self.limiting.patterns)):
+            raise Unloaded      # the next batch reads what is there now
 
     # What the rules change.
 
@@ -475,6 +473,7 @@ class Work:
         self._ensure_lane(task, needed)
         if task.idempotency_key is not None:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
+        self.queue_changes.note(None, task, self.now)
         self._change(self.tasks, self.added, task.task_id, task)
         self.count_usage(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
@@ -492,12 +491,11 @@ class Work:
     def change_task(self, task: Task, **changes: Any) -> Task:
         """Change a task without moving it; what a caller read earlier may have changed in this batch."""
         task = self.tasks.get(task.task_id, task)
-        if "priority" in changes:
-            self.reordered.add(task.lane)
         if changes.get("status") in TERMINAL and task.status not in TERMINAL:
             end_child(self, task, changes["status"])
             offer_successor(self, task)
-        task = replace(task, updated_at=self.now, **changes)
+        task = replace(before := task, updated_at=self.now, **changes)
+        self.queue_changes.note(before, task, self.now)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))
         self._change(self.tasks, self.added if task.task_id in self.added else self.moved, task.task_id, task)
@@ -522,8 +520,7 @@ class Work:
         self.count_usage(leases=more)
         self.limiting.change_lease(self.tasks[lease.task_id], more, cost)
         self._change(self.leases, self.leased, lease.task_id, lease)
-        if before is None or before.lease_id != lease.lease_id:
-            self._set(self.holders, lease.lease_id, lease.task_id)
+        self._set(self.holders, lease.lease_id, lease.task_id if lease.ending == "live" else "")
         self._note_claim(lease)
 
     def _note_claim(self, lease: Lease) -> None:
@@ -884,7 +881,7 @@ class Engine:
 
     async def change(self, tenant_id: str, run: Callable[[Work], V], *records: tuple[type[Struct], tuple[str, ...]],
                      tasks: Iterable[str] = (), receipts: Iterable[str] = (),
-                     stated: Iterable[tuple[str, str]] = ()) -> V:
+                     stated: Iterable[tuple[str, str]] = (), alone: bool = False) -> V:
         """Let `run` change these rows of a tenant in its next batch, as the gate itself; it may be called again."""
         tasks, receipts, stated = {*tasks}, {*receipts}, {*stated}
 
@@ -893,6 +890,7 @@ class Engine:
             needs.tasks.update(tasks)
             needs.receipts.update(receipts)
             needs.stated.update(stated)
+            needs.alone |= alone
         own = self.make_own_caller(tenant_id)
         reply: V = await self.write(lambda engine, work, caller, ask: run(work), load, own, Ask())
         return reply
@@ -1247,7 +1245,7 @@ class Engine:
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
-        if not (located := self._find_result(ask.artifacts, ask.delivery_proof)):
+        if not (located := find_location(self.check_artifacts(ask.artifacts), ask.delivery_proof)):
             raise NotLocatable("attach_artifacts needs artifacts with a pointer (a uri, path or id), or a "
                                "delivery_proof whose status is succeeded (PH.3)")
         if task.owed:
@@ -1287,6 +1285,7 @@ class Engine:
 
     def _claim_tasks(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
+        work.queue_changes.begin_claim(work.limiting.freed)
         if ask.worker_id is None and not caller.bound:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
@@ -1308,11 +1307,12 @@ class Engine:
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
-        repeats = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
-        grace = self.settings.lease_grace_seconds
+        key, grace = (worker.kind, worker.id, ask.claim_id or ""), self.settings.lease_grace_seconds
+        leases = [lease for id in work.repeats.get(key, ()) if alive(lease := work.leases[id], work.now, grace)
+                  and (lease.worker_kind, lease.worker_id, lease.claim_id) == key]      # it may be a later one
         # A process that has renewed a lease had its offer: one that claims it again is another process.
-        live = [work.tasks[task_id] for task_id in repeats if alive(lease := work.leases[task_id], work.now, grace)
-                and (not lease.renewals or self._resume_lease(work, lease, worker, None))]
+        live = [work.tasks[lease.task_id] for lease in leases
+                if not lease.renewals or self._resume_lease(work, lease, worker, None)]
         return [self._make_offer(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
     def lease_task(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
@@ -1512,13 +1512,11 @@ class Engine:
         check_size(result, self.settings.max_result_bytes, "result")
         value = parse_json(result, "result")
         summary = ask.result_summary or find_summary(value)
-        located, proof = self._find_result(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
+        proof = ask.delivery_proof or None
+        located = find_location(self.check_artifacts(ask.artifacts), proof)
         body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
                 **self._enclose_json("result", value, result, ask.task_id)}
         return located, body
-
-    def _find_result(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
-        return find_location(self.check_artifacts(artifacts), proof)
 
     def check_artifacts(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""
@@ -1616,7 +1614,7 @@ class Engine:
         if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
             # How the task is doing is for those who had this lease, or own the task.
             had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
-            had = had or self._has_accepted(work, ask, holder)
+            had = had or (isinstance(ask, Fail | ReleaseLease) and self._has_accepted(work, ask, holder))
             more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
@@ -1650,7 +1648,7 @@ class Engine:
             end.receipt_type == contract.type and self._is_by_worker(end) for end in self._list_under_lease(work, ask))
 
     def _has_accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
-        """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
+        """Whether a worker has had a lease; known where the ask loads the receipts under the lease (its_end)."""
         receipts = self._list_under_lease(work, ask)
         return any(row.receipt_type == ACCEPTED.type and row.sender.same(worker) for row in receipts)
 
@@ -1869,10 +1867,8 @@ class Engine:
             work.stamp_delivery(receipt_id)
 
     def _describe_server(self) -> Server:
-        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._count_uptime())
-
-    def _count_uptime(self) -> int:
-        return int(time.monotonic() - self.born)
+        return Server("AsyncGate", __version__, self.instance, self.settings.environment,
+                      int(time.monotonic() - self.born))
 
     async def _read_relationship(self, caller: Caller, who: Principal) -> Relationship:
         stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
@@ -1898,7 +1894,7 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                        self._count_uptime(), database, {})
+                        self._describe_server().uptime, database, {})
         for describe_health in self.on.describe_health:
             await describe_health(reply)
         if reply.status != "healthy":

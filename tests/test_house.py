@@ -85,7 +85,7 @@ CEILINGS = {
     "parts/faces": 4_810,
     "parts/identity": 5_475,
     "parts/metrics": 580,
-    "parts/model": 9_145,
+    "parts/model": 9_240,
     "parts/operating": 2_490,
     "parts/process": 2_240,
     "parts/receipts": 2_000,

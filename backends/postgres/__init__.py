@@ -37,7 +37,7 @@ from weakref import WeakKeyDictionary
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import Needs, News, Work, backends, place
+from asyncgate import Needs, News, Work, backends
 from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.postgres import instances, migrations, pipeline, turns
@@ -52,6 +52,7 @@ from asyncgate.parts.model import errors, queries, stored, stored_limits, stored
 from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.limiting import list_granted, read_pattern
+from asyncgate.parts.model.queue_changes import place
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.turns import counting

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -118,9 +118,9 @@ class Draft(Struct):
         savepoint, real = work.savepoint(), (work.ids, work.now)
         for task_id in self.leased if not (work.ready or work.limiting.queues) else ():
             if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
-                work.ready[task.lane].append(task_id) if task.limits is None else work.limiting.grant(task)
-        for lane, queue in work.ready.items() if self.hidden else ():
-            work.ready[lane] = deque([task_id for task_id in queue if task_id not in self.hidden])
+                work.add_claimable(task) if task.limits is None else work.limiting.grant(task)
+        for queue in work.ready.values() if self.hidden else ():
+            queue.ids = [task_id for task_id in queue.ids if task_id not in self.hidden]
         for turns in work.limiting.queues.values() if self.hidden else ():
             turns.hide(self.hidden)
         work.limiting.unread |= self.given_up

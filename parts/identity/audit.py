@@ -543,7 +543,7 @@ class Auditor:
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":
             def is_live(engine: Engine, work: Work, caller: Caller, ask: wire.RenewLease) -> bool:
-                return ask.lease_id in work.holders
+                return work.holders.get(ask.lease_id, "") != ""
             ask = wire.RenewLease(lease_id=id)
             return bool(await self.engine.write(is_live, its_lease, self.engine.make_own_caller(tenant_id), ask))
         read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt

@@ -182,6 +182,9 @@ class Decided(Protocol):
     def find_record(self, kind: type[Any], *key: str) -> Any:
         """Return a record, if there is one."""
 
+    def find_loaded(self, kind: type[Any], *key: str) -> Any:
+        """Return a record if it happens to be loaded."""
+
     def keep_record(self, row: Struct) -> None:
         """Store a record."""
 
@@ -328,13 +331,19 @@ class Limiting:
         """Correct what a task has used of the rates of its limits, if its worker tells what it was in truth."""
         if cost is not None and (more := cost - read_cost(task)):
             for pair in read_limits(task.limits):
-                self.change(self.costs, pair, self.costs.get(pair, 0.0) + more)
+                use: stored_limits.RateUse | None = self.work.find_loaded(stored_limits.RateUse, *pair)
+                if use is not None:     # a claim of the same batch goes by it
+                    self.work.keep_record(replace(use, used=max(0.0, use.used + more)))
+                else:
+                    self.change(self.costs, pair, self.costs.get(pair, 0.0) + more)
 
     def use_rate(self, name: str, key: str, cost: float) -> None:
         """Add to what a key has used of its rate, if it has one."""
         if (rate := self.find_rules(name).find_rate(key)) is not None:
             use = self.find_use(name, key, rate)
             self.work.keep_record(replace(use, used=max(0.0, use.used + cost)))
+            if (name, key) in self.costs:       # of a window that is not there
+                self.change(self.costs, (name, key), 0.0)
 
     def count(self, name: str, key: str, more: int) -> None:
         """Change the numbers of leases that were counted."""

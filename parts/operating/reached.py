@@ -38,7 +38,7 @@ class Look:
         """Take in a record."""
         self.records[type(row), stored.key_of(row)] = row
 
-    keep_record = load_record
+    keep_record, find_loaded = load_record, find_record
 
     def drop_record(self, kind: type[Struct], *key: str) -> None:
         """Change nothing: a look has nothing to save."""

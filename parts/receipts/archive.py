@@ -18,7 +18,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,13 @@ async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> se
     """Return the receipts that answer any of these."""
     answers: set[str] = set()
     for part in batches(sorted(ids), RECEIPTS_PER_TRANSACTION):
-        answers |= await engine.change(tenant_id, lambda work: {*work.receipts}, receipts=part)
+        answers |= await engine.change(tenant_id, partial(list_family, {*part}), receipts=part)
     return answers
+
+
+def list_family(ids: set[str], work: Work) -> set[str]:
+    """Return which of these receipts there are, and those that answer them; a batch has loaded others, too."""
+    return {id for id, receipt in work.receipts.items() if id in ids or not ids.isdisjoint(receipt.parents)}
 
 
 def may_move(chain: ReceiptChain, ages: Ages) -> bool:
@@ -276,10 +281,10 @@ def write_segment(directory: Path, tenant_id: str, rows: list[stored.Receipt]) -
 
 def remove_dead_partials(folder: Path) -> None:
     """Remove what killed processes have left unfinished: the system has released their locks."""
-    for partial in folder.glob("*.partial"):
-        with contextlib.suppress(OSError), open(os.open(partial, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    for path in folder.glob("*.partial"):
+        with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            partial.unlink()
+            path.unlink()
 
 
 async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
@@ -292,7 +297,7 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
 
     return await engine.change(
         tenant_id, go, (stored.SealHead, ()), tasks={task_id for chain in chains for task_id in chain.tasks},
-        receipts={receipt_id for chain in chains for receipt_id in chain.receipts})
+        receipts={receipt_id for chain in chains for receipt_id in chain.receipts}, alone=True)
 
 
 def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
@@ -356,7 +361,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
             work.count_usage(terminal=-1, step_bytes=-work.find_progress(task_id).step_bytes)
         return len(over)
 
-    return await engine.change(tenant_id, go, tasks=ids)
+    return await engine.change(tenant_id, go, tasks=ids, alone=True)     # who has loaded one would go by it
 
 
 # Reading and bringing back.

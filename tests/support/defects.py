@@ -233,7 +233,7 @@ def priority_overlooked(patches: Patches) -> None:
             yield from sorted(real(backend, tenant_id, lanes, 1000), key=lambda row: row[1])
         return heads
     patches.change(SqliteTables, "_heads", make)
-    patches.change(asyncgate, "place", lambda real: lambda task: (0, task.task_id))
+    patches.change(asyncgate, "rank", lambda real: lambda ask, at: (False, 0, at.task_id))
 
 
 # Commits.
