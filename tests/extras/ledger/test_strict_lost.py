@@ -18,6 +18,7 @@ from asyncgate.conformance.torture import list_undone
 from asyncgate.extras.ledger.outbox import Ledger
 from asyncgate.extras.ledger.sinks import Outage
 from asyncgate.extras.ledger.strict import POLL_OFFERED_SECONDS, REPEAT_SECONDS
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.stored import Receipt, Task
@@ -259,6 +260,32 @@ async def test_an_end_that_is_not_lawful_any_more_is_told_as_overtaken(gate: Gat
     assert body["kind"] == "receipt_overtaken"
     assert body["details"]["receipt_id"] == stub.one("task.completed")["receipt_id"]
     assert (await gate.task(offer.task_id)).status == "canceled"
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_what_followed_a_lease_that_nobody_got_is_settled_with_it(
+        gate: Gate, stub: Losing, overtaken: bool) -> None:
+    """A claim and a cancellation of its task, decided together."""
+    task_id = await gate.create()
+    stub.lost = "task.canceled"
+    calls = gate.claim(claim_id="c"), gate.cancel_task(task_id=task_id)
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(answer, GateError)
+    stub.lost = ""
+    accepted, canceled = (stub.one(type)["receipt_id"] for type in ("task.accepted", "task.canceled"))
+    if overtaken:
+        other = gate.beside()       # a process that does not know strict mode
+        offer = await other.claim("w2")
+        assert offer is not None
+        await other.as_worker("w2").complete(**under(offer), artifacts=FILE)
+
+    await look_later(gate)
+    await stub.until(lambda: {"lease.expired", *["system.anomaly"] * overtaken} <= {*stub.types()})
+
+    assert (await gate.task(task_id)).status == ("succeeded" if overtaken else "canceled")
+    undone, here = list_undone(stub.taken), {receipt.receipt_id for receipt in await gate.receipts()}
+    assert (accepted in undone, accepted in here) == (True, False)
+    assert (canceled in undone, canceled in here) == (overtaken, not overtaken)
 
 
 async def test_a_heartbeat_goes_on_while_an_end_is_not_settled(gate: Gate, stub: Losing) -> None:
