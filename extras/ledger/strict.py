@@ -339,20 +339,16 @@ class Strict(Extension):
         Raises LedgerUnavailable.
         """
         for group in settling.group_by_task(tried):
-            begins = self._begins(group[0])
+            begun = [of for of in group if self.sink.undone(of.row.content.encode(), "", 0.0) is not None]
+            begins = group[0] in begun
             if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
                 continue
             if begins:
-                begun = [attempt for attempt in group if self._begins(attempt)]
                 await self._change(tenant_id, begun, partial(settling.withdraw, self.sink, begun))
-                await self.settle(tenant_id, [attempt for attempt in group if attempt not in begun])
+                await self.settle(tenant_id, [of for of in group if of not in begun])
             else:
                 await self._overtake(tenant_id, group)
             self.sent(tenant_id)
-
-    def _begins(self, attempt: settling.Tried) -> bool:
-        """Whether a receipt begins something that another one can undo."""
-        return self.sink.undone(attempt.row.content.encode(), "", 0.0) is not None
 
     async def _change(self, tenant_id: str, group: list[settling.Tried], run: Decide) -> None:
         """Change what belongs to the receipts of one task."""
