@@ -420,8 +420,11 @@ async def limit_of(gate: Gate, name: str, mark: str) -> dict[str, str]:
     assert done is not None
     assert await gate.claim("w-limited", accept_types=["limited"]) is None
     await gate.as_worker("w-limited").complete(**under(done), result=mark, artifacts=FILE, cost=2)
-    assert await gate.claim("w-limited", accept_types=["limited"])
+    leased = await gate.claim("w-limited", accept_types=["limited"])
+    assert leased is not None
     assert await gate.claim("w-limited", accept_types=["limited"]) is None
+    granted = {leased.task_id}
+    await gate.backend.transact(gate.tenant_id, Needs(tasks=granted, granted=granted), lambda work: None)
     return {"limit": name}
 
 
