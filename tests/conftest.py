@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import hypothesis
 import pytest
 from msgspec.structs import replace
 
@@ -56,6 +57,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform == "linux":
     subprocess.Popen = ForkingPopen     # type: ignore[misc]
+# A busy machine is no reason to fail; CI has such a profile of Hypothesis' own, which this one keeps.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 # The core passes its own tests without extras/; these compare the whole house with its documents.
 collect_ignore = [] if find_extras() else [
