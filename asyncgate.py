@@ -1245,7 +1245,7 @@ class Engine:
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
-        if not (located := find_location(self.check_artifacts(ask.artifacts), ask.delivery_proof)):
+        if not (located := self._find_result(ask.artifacts, ask.delivery_proof)):
             raise NotLocatable("attach_artifacts needs artifacts with a pointer (a uri, path or id), or a "
                                "delivery_proof whose status is succeeded (PH.3)")
         if task.owed:
@@ -1512,11 +1512,13 @@ class Engine:
         check_size(result, self.settings.max_result_bytes, "result")
         value = parse_json(result, "result")
         summary = ask.result_summary or find_summary(value)
-        proof = ask.delivery_proof or None
-        located = find_location(self.check_artifacts(ask.artifacts), proof)
+        located, proof = self._find_result(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
         body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
                 **self._enclose_json("result", value, result, ask.task_id)}
         return located, body
+
+    def _find_result(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
+        return find_location(self.check_artifacts(artifacts), proof)
 
     def check_artifacts(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""
@@ -1867,8 +1869,10 @@ class Engine:
             work.stamp_delivery(receipt_id)
 
     def _describe_server(self) -> Server:
-        return Server("AsyncGate", __version__, self.instance, self.settings.environment,
-                      int(time.monotonic() - self.born))
+        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._count_uptime())
+
+    def _count_uptime(self) -> int:
+        return int(time.monotonic() - self.born)
 
     async def _read_relationship(self, caller: Caller, who: Principal) -> Relationship:
         stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
@@ -1894,7 +1898,7 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                        self._describe_server().uptime, database, {})
+                        self._count_uptime(), database, {})
         for describe_health in self.on.describe_health:
             await describe_health(reply)
         if reply.status != "healthy":
