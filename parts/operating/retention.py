@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Needs, Work
+from asyncgate import Engine, Work
 from asyncgate.parts.identity.notices import read_rows
-from asyncgate.parts.model import stored, wire
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import Settings
@@ -41,18 +41,13 @@ async def drop_old(engine: Engine, tenant_id: str, kind: type[Struct], is_over: 
     keys = [stored.key_of(row) async for row in read_rows(engine, tenant_id, kind) if is_over(row, now)]
 
     async def drop_some(keys: list[tuple[str, ...]]) -> int:
-        def load(needs: Needs, caller: Caller, ask: Any) -> None:
-            needs.records |= {(kind, key) for key in keys}
-            needs.alone |= alone
-
-        def drop(engine: Engine, work: Work, caller: Caller, ask: Any) -> int:
+        def drop(work: Work) -> int:
             # A row may have changed since it was read: the principal may just have called again.
             rows = [row for key in keys if (row := work.find_record(kind, *key)) is not None and is_over(row, work.now)]
             for row in rows:
                 work.drop_record(kind, *stored.key_of(row))
             return len(rows)
-        number: int = await engine.write(drop, load, engine.make_own_caller(tenant_id), wire.Ask())
-        return number
+        return await engine.change(tenant_id, drop, *((kind, key) for key in keys), alone=alone)
     return sum([await drop_some(keys[at:at + MOST_FORGOTTEN]) for at in range(0, len(keys), MOST_FORGOTTEN)])
 
 

@@ -52,7 +52,7 @@ async def test_a_limit_counts_what_was_leased_before_it_was_set(gate: harness.Ga
 
 
 class LateWriter:
-    """An engine whose writes wait, so that what was read for them is old."""
+    """An engine whose changes wait, so that what was read for them is old."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.asked, self.wanted = engine, asyncio.Event(), asyncio.Event()
@@ -60,11 +60,11 @@ class LateWriter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    async def write(self, *arguments: Any) -> Any:
-        """Write when it is wanted."""
+    async def change(self, *arguments: Any, **named: Any) -> Any:
+        """Change something when it is wanted."""
         self.asked.set()
         await self.wanted.wait()
-        return await self.engine.write(*arguments)
+        return await self.engine.change(*arguments, **named)
 
 
 async def test_claims_and_new_tasks_go_on_while_turns_are_deleted(gate: harness.Gate) -> None:
