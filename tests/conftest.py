@@ -57,7 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform == "linux":
     subprocess.Popen = ForkingPopen     # type: ignore[misc]
-# A busy machine is no reason to fail; CI has such a profile of Hypothesis' own, which this one keeps.
+# No test fails because the machine is busy; CI has such a profile of Hypothesis' own, which this one keeps.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
