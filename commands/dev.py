@@ -17,7 +17,7 @@ import asyncgate
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
-from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
+from asyncgate.parts.model.settings import Configured, Settings, strip_settings
 from asyncgate.parts.process.logs import start_logging
 
 DATABASE = "sqlite:///asyncgate-dev.db"
@@ -96,8 +96,7 @@ def start_program(module: str, *arguments: str, url: str = "", token: str = "",
 
 def make_child_environment(url: str, token: str) -> dict[str, str]:
     """Return an environment for a child: this package, URL and token, and no other settings."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith("ASYNCGATE_") and name not in UNPREFIXED}
+    kept = strip_settings(os.environ)
     home = Path(asyncgate.__file__).resolve()
     if home.name == "asyncgate.py":     # a checkout that is not installed is not on the path of other processes
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home.parent), kept.get("PYTHONPATH")]))

@@ -10,6 +10,7 @@ import click
 
 from asyncgate import __version__
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Configured
 from asyncgate.parts.process.logs import start_logging
 from asyncgate.parts.process.options import add_settings_options
@@ -32,13 +33,16 @@ class Commands(click.Group):
             super().resolve_command(ctx, args))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C, or what the system refuses, ends it in one line."""
+        """Run the command; Ctrl-C, what stops it, or what the system refuses, ends it in one line."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             from asyncgate.commands.calling import EXIT_INTERRUPTED
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+        except errors.Stopped as stop:
+            from asyncgate.commands import calling
+            raise calling.exit_with(calling.escape_text(str(stop)), stop.exit_status) from None
         except OSError as error:        # a full disk, a folder that cannot be written
             if error.errno in (None, EPIPE):        # it says nothing, or the reader of a pipe has gone
                 raise

@@ -19,7 +19,7 @@ from asyncgate.commands.calling import as_json, exit_on_error
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import errors, queries
-from asyncgate.parts.model.settings import Configured, mask_credentials
+from asyncgate.parts.model.settings import Configured, mask_credentials, strip_settings
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.process.options import add_settings_options
 
@@ -84,8 +84,8 @@ def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
     click.echo(f"reading {mask_credentials(url)}", err=True)
     when = ["-timestamp", timestamp] if timestamp else []
     # It needs the credentials of the bucket, and none of the gate.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
-    ran = subprocess.run([program, "restore", "-o", path, *when, url], env=kept, capture_output=True, text=True)
+    ran = subprocess.run([program, "restore", "-o", path, *when, url], env=strip_settings(os.environ),
+                         capture_output=True, text=True)
     if ran.returncode != 0 or not os.path.exists(path):
         complaint = (ran.stderr.strip() or ran.stdout.strip()).rpartition("\n")[2]
         raise errors.StartupError(f"Litestream cannot restore {mask_credentials(url)}: {escape_text(complaint)}")

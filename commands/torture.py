@@ -79,10 +79,8 @@ def judge_again(path: Path) -> int:
     except ValueError as wrong:
         raise click.ClickException(str(wrong)) from None
     problems = record.judge()
-    for text in problems:
+    for text in [*problems, *(f"{other} (found in the database then)" for other in record.others)]:
         click.echo(text)
-    for text in record.others:
-        click.echo(f"{text} (found in the database then)")
     unknown = sum(call.unknown for call in record.calls)
     click.echo(f"{len(record.calls):,} operations, {unknown} unknown, {len(problems) + len(record.others)} violations")
     return len(problems) + len(record.others)
@@ -101,10 +99,12 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
     from asyncgate.conformance import evidence as part
     from asyncgate.conformance.disks import NoShim
     from asyncgate.conformance.forks import ForkingPopen
+    from asyncgate.conformance.run import try_databases
     from asyncgate.conformance.soak import CALLS_PER_SECOND, run_soak
     from asyncgate.conformance.torture import TorturePlan, Unfit, plan_faults, run_rounds
     seed = random.randrange(2**32) if seed is None else seed
     most = rounds or (sys.maxsize if seconds else 5)
+    try_databases(urls)
     try:
         plans = [TorturePlan(url, () if soak else fit, seed, gates, strikes=strikes, calls=calls)
                  for url in urls for fit in [plan_faults(url, faults, gates)]]

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from asyncgate.conformance.forks import ForkingPopen
-from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, strip_settings
 
 PROCESS_SECONDS = 60.0      # for another process to start, answer or stop
 LEDGER = "from asyncgate import main; main()"
@@ -55,7 +55,7 @@ class LedgerServer:
         command = [sys.executable, "-c", LEDGER, "ledger", "--port", str(self.port), "--database", self.database,
                    "--set", "log_level=info", "--set", "security.api_keys.hash_time_cost=1",
                    "--set", "security.api_keys.hash_memory_cost=8"]     # by default a hash takes 0.1 s
-        surroundings = {**os.environ, "ASYNCGATE_API_KEY": self.token}
+        surroundings = {**strip_settings(os.environ), "ASYNCGATE_API_KEY": self.token}
         self.process = ForkingPopen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                     stderr=subprocess.PIPE, bufsize=0)
         self.url = self._address()

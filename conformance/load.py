@@ -26,7 +26,7 @@ from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.settings import Settings, strip_settings
 from asyncgate.parts.operations import OPERATIONS
 
 KEY, NOT_COUNTED = "a-secret-of-the-crash-tests", "rate_limiter_unavailable"
@@ -135,9 +135,10 @@ class GateServer:
         """Start the process and wait until it is ready."""
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         command = [sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags]
+        surroundings = {**strip_settings(os.environ), "ASYNCGATE_API_KEY": KEY}
         self.process = await asyncio.to_thread(
-            ForkingPopen, command, env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+            ForkingPopen, command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
         self.errors = asyncio.StreamReader()
         self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(self.errors), self.process.stderr)

@@ -84,8 +84,11 @@ def read_record(path: Path) -> Recorded:
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             take_line(record, begun, msgspec.json.decode(text))
-        except (KeyError, TypeError, msgspec.MsgspecError) as wrong:
-            raise ValueError(f"line {number} of {path} is not one of a history: {wrong}") from None
+        except (AttributeError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"line {number} of {path} is not a line of a history: {what}") from None
+    if not record.tenant:
+        raise ValueError(f"{path} is not a history: its first line would say how the round began")
     record.calls = [begun[number] for number in sorted(begun)]
     return record
 
@@ -111,4 +114,4 @@ def take_line(record: Recorded, begun: dict[int, Call], line: dict[str, Any]) ->
     elif event == "problem":
         record.others.append(line["text"])
     else:
-        raise KeyError(f"the event {event}")
+        raise TypeError(f"there is no event {event}")

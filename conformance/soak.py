@@ -39,7 +39,7 @@ from asyncgate.conformance.load import BULKS, HASTY_GATE, KEY, SERVE, Client, Fl
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model import queries, stored
-from asyncgate.parts.model.settings import ArchiveSettings, Settings
+from asyncgate.parts.model.settings import ArchiveSettings, Settings, strip_settings
 from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.receipts.archive import restore_chain
 
@@ -216,8 +216,7 @@ class Crew:
 
     def begin(self, name: str, *arguments: str, **environment: str) -> None:
         """Start a program of this package; what it says is in a file."""
-        surroundings = {**{name: text for name, text in os.environ.items() if not name.startswith("ASYNCGATE_")},
-                        **environment}
+        surroundings = {**strip_settings(os.environ), **environment}
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen([sys.executable, "-c", SERVE, *arguments], env=surroundings,
                                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)

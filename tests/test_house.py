@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_360,
     "clients/typescript": 2_500,
     "commands": 8_440,
-    "conformance": 27_200,
+    "conformance": 27_215,
     "extras/a2a": 1_685,
     "extras/a2a_worker": 745,
     "extras/agents": 580,

@@ -596,6 +596,12 @@ def load_settings(
     return Configured(build_group(Settings, values), origins, tuple(name for name in NO_EFFECT if name in environ))
 
 
+def strip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what settings are read from, for a program that gets its own."""
+    return {name: value for name, value in environ.items()
+            if not name.startswith(ENV_PREFIX) and name not in UNPREFIXED}
+
+
 def allow_slow_reads(settings: Settings) -> Settings:
     """Return the settings with a timeout of the ledger that is long enough for a whole page."""
     ours = settings.ledger

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncgate.conformance import run as suite
 from tests.support.programs import FEW_PLUGINS
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -106,6 +107,15 @@ def test_without_pytest_the_suite_says_what_to_install(tmp_path: Path) -> None:
 
     assert run.returncode == 2
     assert "pip install 'asyncgate[test]'" in run.stderr
+
+
+@pytest.mark.parametrize(("url", "why"), [
+    ("nosuch://here", "there is no backend for nosuch:"), ("sqlite:///no/such/folder/gate.db", "cannot open")])
+def test_a_database_that_cannot_be_used_ends_the_suite_in_one_line(
+        url: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert suite.run(["memory:", url]) == 2
+
+    assert capsys.readouterr().err.startswith(f"Error: {why}")
 
 
 def test_the_example_can_be_imported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from asyncgate.commands.torture import FAULTS
-from asyncgate.conformance.postgres_server import find_programs
+from asyncgate.conformance.postgres_server import find_programs, free_port
+from asyncgate.conformance.recording import read_record
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -59,11 +61,38 @@ def test_a_simulation_is_repeated_by_its_seed_and_reported(tmp_path: Path) -> No
     (["sqlite:", "--faults", "fire"], f"there is no fault fire; there are {FAULTS}"),
     (["sqlite:", "--gates", "2"], "serves one gate at a time"),
     (["sqlite:", "--soak", "1", "--rounds", "2"], "a soak has no rounds and no faults"),
-    (["--judge", __file__], "line 1 of ")])
+    (["--judge", __file__], "line 1 of "),
+    (["--judge", os.devnull], "/dev/null is not a history"),
+    (["mysql://gate@db/gate"], "there is no backend for mysql:"),
+    (["sqlite:///no/such/folder/gate.db"], "cannot open no/such/folder/gate.db"),
+    (["sqlite:", f"postgresql://gate:secret@127.0.0.1:{free_port()}/gate"], "cannot reach the database: 127.0.0.1")])
 def test_what_cannot_be_done_is_refused_in_words(arguments: list[str], why: str) -> None:
     done = run(*arguments)
 
     assert done.returncode in (1, 2)
     assert why in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("line", "why"), [
+    ({"call": 1}, "it has no 'event'"), ({"event": "begin"}, "it has no 'tenant'"),
+    ({"event": "ok", "call": 1}, "it has no 1"), ({"event": "hum"}, "there is no event hum"), ([1], "line 1 of ")])
+def test_a_file_that_is_not_a_history_is_refused_with_the_line_that_is_wrong(
+        line: object, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(line))
+
+    with pytest.raises(ValueError, match=re.escape(why)):
+        read_record(path)
+
+
+def test_settings_of_the_surroundings_are_not_those_of_the_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the shell of somebody who operates a gate."""
+    for name, value in {"ASYNCGATE_LOG_LEVEL": "error", "DEFAULT_PRIORITY": "high", "RECEIPTGATE_URL": "x"}.items():
+        monkeypatch.setenv(name, value)
+
+    done = run("sqlite:", "--rounds", "1", "--strikes", "1", "--calls", "30", "--faults", "kill,ledger")
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
