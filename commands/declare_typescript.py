@@ -19,16 +19,7 @@ from msgspec import Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.commands.declare import (
-    CHOICES,
-    find_caller,
-    first_line,
-    is_repeatable,
-    list_key_fields,
-    list_plain_types,
-    read_hints,
-    sort_structs,
-)
+from asyncgate.commands import declare
 from asyncgate.parts.faces.changes import ChangeRecord
 from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.model import clauses, errors, wire
@@ -40,8 +31,9 @@ SPELLINGS = {Raw: "unknown", Any: "unknown", datetime: "string", str: "string", 
          bool: "boolean", NoneType: "null"}
 CALLERS = (wire.AsEither, wire.AsPrincipal, wire.AsWorker, wire.Ask)     # what requests have in common
 # Of Python's modules each may have its own, and here all are in one file.
-STRUCTS = {kind.__name__ for kind in sort_structs(kind for op in OPERATIONS.values() for kind in (op.takes, op.gives))}
-NAMED_CHOICES = {values: name for values, name in CHOICES.items() if name not in STRUCTS}
+STRUCTS = {kind.__name__ for kind in declare.sort_structs(
+    kind for op in OPERATIONS.values() for kind in (op.takes, op.gives))}
+NAMED_CHOICES = {values: name for values, name in declare.CHOICES.items() if name not in STRUCTS}
 OBJECT = "Record<string, unknown>"
 FILE_HEAD = '''\
 /**
@@ -111,14 +103,14 @@ def render_interface(kind: type[Struct], *, asked: bool) -> str:
            or field.name in getattr(kind, "needed", ())]
     lines = []
     for field in own:
-        hint = read_hints(kind)[field.name]
+        hint = declare.read_hints(kind)[field.name]
         spelled, optional = spell_type(hint), may_be_absent(kind, field, hint, asked=asked)
         if asked and optional and spelled != "unknown" and "null" not in spelled.split(" | "):
             spelled += " | null"
         lines += [comment(text, "  ")] if (text := describe_field(hint)) else []
         lines.append(f"  {field.encode_name}{'?' if optional else ''}: {spelled};")
     extends = f" extends {base.__name__}" if base else ""
-    return "\n".join([comment(first_line(kind)), f"export interface {kind.__name__}{extends} {{", *lines, "}"])
+    return "\n".join([comment(declare.first_line(kind)), f"export interface {kind.__name__}{extends} {{", *lines, "}"])
 
 
 def may_be_absent(kind: type[Struct], field: FieldInfo, hint: Any, *, asked: bool) -> bool:
@@ -126,7 +118,7 @@ def may_be_absent(kind: type[Struct], field: FieldInfo, hint: Any, *, asked: boo
     if asked:
         payload = field.name == "payload" and issubclass(kind, wire.CreateTask)
         return not (field.required or payload or field.name in getattr(kind, "needed", ()))
-    return UnsetType in list_plain_types(hint) or (kind.__struct_config__.omit_defaults and not field.required)
+    return UnsetType in declare.list_plain_types(hint) or (kind.__struct_config__.omit_defaults and not field.required)
 
 
 def camel(name: str) -> str:
@@ -138,7 +130,7 @@ def camel(name: str) -> str:
 def list_required(op: Operation) -> list[str]:
     """Return the fields that a call must have."""
     return [field.name for field in fields(op.takes)
-            if not may_be_absent(op.takes, field, read_hints(op.takes)[field.name], asked=True)]
+            if not may_be_absent(op.takes, field, declare.read_hints(op.takes)[field.name], asked=True)]
 
 
 def render_method(op: Operation) -> str:
@@ -152,8 +144,8 @@ def render_method(op: Operation) -> str:
 
 def render_lists(ops: Iterable[Operation]) -> list[str]:
     """Return what each operation that pages through a list has on a page, by its name and under which member."""
-    lists = {op.name: next((name, read_hints(op.gives)[name]) for name in op.gives.__struct_fields__
-                           if get_origin(read_hints(op.gives)[name]) is list)
+    lists = {op.name: next((name, declare.read_hints(op.gives)[name]) for name in op.gives.__struct_fields__
+                           if get_origin(declare.read_hints(op.gives)[name]) is list)
              for op in ops if "next_cursor" in op.gives.__struct_fields__}
     return [comment("What the operations list that page through something."), "export interface Lists {",
             *(f"  {name}: {spell_type(get_args(hint)[0])};" for name, (_, hint) in lists.items()), "}", "",
@@ -179,12 +171,12 @@ def first_line_of(kind: type[errors.GateError]) -> str:
 def render_typescript() -> str:
     """Return the source of the whole file."""
     ops = sorted([*OPERATIONS.values(), TICKET], key=lambda op: op.name)
-    takes, gives = sort_structs(op.takes for op in ops), sort_structs(op.gives for op in ops)
+    takes, gives = declare.sort_structs(op.takes for op in ops), declare.sort_structs(op.gives for op in ops)
     asked: set[type[Struct]] = {*takes, wire.Requirements, *CALLERS}
     shown: set[type[Struct]] = {*asked, *gives, ChangeRecord}
     structs = sorted(shown, key=lambda kind: kind.__name__)
-    calls = [f'  {op.name}: ["{op.rest[0][0]}", "{op.rest[0][1]}", {json.dumps(is_repeatable(op))}, '
-             f'"{find_caller(op)}", {json.dumps(list_key_fields(op))}],' for op in ops]
+    calls = [f'  {op.name}: ["{op.rest[0][0]}", "{op.rest[0][1]}", {json.dumps(declare.is_repeatable(op))}, '
+             f'"{declare.find_caller(op)}", {json.dumps(declare.list_key_fields(op))}],' for op in ops]
     interfaces = "\n".join(render_interface(kind, asked=kind in asked) + "\n" for kind in structs)
     choices = [f"export type {name} = {spell_choices(values)};" for values, name in sorted(
         NAMED_CHOICES.items(), key=lambda choice: choice[1]) if re.search(rf": .*\b{name}\b", interfaces)]

@@ -9,19 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncgate import Work
+from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.instances import turn_key
 from asyncgate.backends.postgres.pipeline import Connection, Fetched
-from asyncgate.backends.postgres.statements import (
-    CONTRACT,
-    PROGRESS,
-    RECORD,
-    ROW,
-    STATE,
-    columns,
-    listed,
-    named_row,
-    typed,
-)
 from asyncgate.parts.model import stored, stored_limits
 from asyncgate.parts.model.limiting import MOST_TURNS, SPARE_TURNS, list_names, list_opened, read_limits
 
@@ -67,16 +57,16 @@ WHERE tenant_id = $1 AND limit_name = $2 AND limit_key = $3"""
 # Leases are counted where a rule asks for it, and all of them: after a limit was lowered there are more than it allows,
 # and those that end in this batch make no room.
 HELD_LIMITS = f"""
-SELECT {listed(typed(stored_limits.Limit), 'l.')}, (
+SELECT {sql.listed(sql.typed(stored_limits.Limit), 'l.')}, (
     SELECT count(*) FROM (SELECT FROM asyncgate.holds WHERE tenant_id = $1 AND limit_name = l.name
                           LIMIT CASE WHEN l.rules::json->>'concurrency_total' IS NULL THEN 0 END) AS h)
 FROM unnest($2::text[]) AS n (name), LATERAL (
     SELECT * FROM asyncgate.limits WHERE tenant_id = $1 AND name = n.name LIMIT 1) AS l"""
 TURNS = f"""(SELECT t.* FROM unnest($2::text[]) AS w (lane), LATERAL (
-    SELECT {listed(typed(stored_limits.Turn))} FROM asyncgate.turns
+    SELECT {sql.listed(sql.typed(stored_limits.Turn))} FROM asyncgate.turns
     WHERE tenant_id = $1 AND lane = w.lane AND stage = 'open' ORDER BY served, limits LIMIT $3) AS t) AS t"""
 HELD = f"""
-SELECT k.name, k.key, h.number, {listed(typed(stored_limits.RateUse), 'u.')}
+SELECT k.name, k.key, h.number, {sql.listed(sql.typed(stored_limits.RateUse), 'u.')}
 FROM {{keys}}
 JOIN LATERAL (SELECT rules::json AS rules FROM asyncgate.limits WHERE tenant_id = $1 AND name = k.name LIMIT 1) AS l
     ON true
@@ -84,7 +74,7 @@ LEFT JOIN LATERAL (SELECT count(*) AS number FROM (
     SELECT FROM asyncgate.holds WHERE tenant_id = $1 AND limit_name = k.name AND limit_key = k.key
     LIMIT CASE WHEN coalesce(l.rules->'overrides'->k.key->>'concurrency_per_key',
                              l.rules->>'concurrency_per_key') IS NULL THEN 0 END) AS h) AS h ON true
-LEFT JOIN LATERAL (SELECT {listed(typed(stored_limits.RateUse))} FROM asyncgate.rate_uses
+LEFT JOIN LATERAL (SELECT {sql.listed(sql.typed(stored_limits.RateUse))} FROM asyncgate.rate_uses
                    WHERE tenant_id = $1 AND limit_name = k.name AND limit_key = k.key LIMIT 1) AS u ON true"""
 # Of a limit that tasks have without a key, the empty key is read for all of them.
 HELD_KEYS = HELD.format(keys=f"""(SELECT DISTINCT e.key AS name, e.value AS key
@@ -101,17 +91,17 @@ candidates AS MATERIALIZED (
         ORDER BY priority DESC, task_id LIMIT least($4::bigint, 2 * $4::bigint / t.number + 1)) AS c),
 locked AS MATERIALIZED (
     SELECT s.* FROM candidates AS c, LATERAL (
-        SELECT {listed(STATE)} FROM asyncgate.states
+        SELECT {sql.listed(sql.STATE)} FROM asyncgate.states
         WHERE tenant_id = $1 AND task_id = c.task_id LIMIT 1 FOR UPDATE SKIP LOCKED) AS s)
-SELECT {listed(typed(stored_limits.Turn), 'o.')}, o.number, (
-    SELECT count(*) FROM candidates AS c WHERE c.lane = o.lane AND c.limits = o.limits), {ROW}
+SELECT {sql.listed(sql.typed(stored_limits.Turn), 'o.')}, o.number, (
+    SELECT count(*) FROM candidates AS c WHERE c.lane = o.lane AND c.limits = o.limits), {sql.ROW}
 FROM turns AS o
 LEFT JOIN locked AS s ON s.lane = o.lane::bigint AND s.limits = o.limits
-LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
+LEFT JOIN LATERAL (SELECT {sql.listed(sql.CONTRACT)} FROM asyncgate.tasks
                    WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS t ON true
-LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
+LEFT JOIN LATERAL (SELECT {sql.listed(sql.PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = $1 AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
-LIMIT, TURN = len(typed(stored_limits.Limit)), len(typed(stored_limits.Turn))
+LIMIT, TURN = len(sql.typed(stored_limits.Limit)), len(sql.typed(stored_limits.Turn))
 MOST_DUE = 1000      # turns that one batch opens because their time has come
 
 
@@ -143,7 +133,7 @@ class TurnsRead:
             turn, (number, there) = stored_limits.Turn(*row[:TURN]), row[TURN:TURN + 2]
             tasks = turns.setdefault((turn.lane, turn.limits), (turn, number, there, []))[3]
             if row[TURN + 2] is not None:
-                task, _, progress = named_row(tuple(row[TURN + 2:]))
+                task, _, progress = sql.named_row(tuple(row[TURN + 2:]))
                 if task.task_id not in work.tasks:
                     work.load_task(task, progress=progress)
                 tasks.append(task.task_id)
@@ -161,9 +151,9 @@ class GrantedRead:
         pairs = list({pair for task in tasks for pair in read_limits(task.limits)})
         lock(db, tenant_id)
         self.limits: Fetched = db.add(HELD_LIMITS, tenant_id, list({name for name, _ in pairs}))
-        self.keys: Fetched = db.add(HELD_PAIRS, tenant_id, *columns(pairs, 2))
-        self.turns: Fetched = db.add(RECORD[stored_limits.Turn], tenant_id,
-                                     *columns({(str(task.lane), task.limits) for task in tasks}, 2))
+        self.keys: Fetched = db.add(HELD_PAIRS, tenant_id, *sql.columns(pairs, 2))
+        self.turns: Fetched = db.add(sql.RECORD[stored_limits.Turn], tenant_id,
+                                     *sql.columns({(str(task.lane), task.limits) for task in tasks}, 2))
 
     def load(self, work: Work) -> None:
         """Load what was answered."""

@@ -13,23 +13,8 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import (
-    ASK,
-    EMISSION,
-    EXPIRED,
-    GIVE_UP,
-    INPUT_ANSWERED,
-    INPUT_EXPIRED,
-    INPUT_REQUESTED,
-    Caller,
-    Engine,
-    Extension,
-    Lease,
-    Task,
-    Work,
-    forbid,
-    speaker,
-)
+import asyncgate
+from asyncgate import Caller, Engine, Extension, Lease, Task, Work, forbid, speaker
 from asyncgate.extras.asking import wire_asking
 from asyncgate.extras.asking.schema import check_answer, check_schema
 from asyncgate.parts.model import errors, stored, wire
@@ -80,10 +65,10 @@ def request_input(engine: Engine, work: Work, caller: Caller, ask: wire_asking.R
         known = add_question(engine, work, ask, task, lease, digest, questions)
     elif not ask.keep_lease:
         body = engine.describe_expiry(replace(task, held=stored.INPUT_REQUIRED), lease, stored.INPUT_REQUIRED)
-        engine.write_receipt(work, EXPIRED, task, body, lease=lease, discriminator="asked")
+        engine.write_receipt(work, asyncgate.EXPIRED, task, body, lease=lease, discriminator="asked")
     if not ask.keep_lease:
         work.set_lease(replace(lease, ending="asked"))
-        work.move_task(work.tasks[task.task_id], ASK, held=stored.INPUT_REQUIRED, started_at=None,
+        work.move_task(work.tasks[task.task_id], asyncgate.ASK, held=stored.INPUT_REQUIRED, started_at=None,
                        next_eligible_at=find_next_expiry(questions))
     return show_request(work.tasks[ask.task_id], known, lease_ended=not ask.keep_lease)
 
@@ -121,7 +106,7 @@ def add_question(engine: Engine, work: Work, ask: wire_asking.RequestInput, task
             "expires_in_seconds": ask.expires_in_seconds, "on_expiry": ask.on_expiry, "attempt": task.attempt,
             "lease_ended": not ask.keep_lease, "question_sha256": digest}
     with engine.check_optional_receipts(work, task.task_id):
-        receipt = engine.write_receipt(work, INPUT_REQUESTED, task, body, by=lease.worker, to=to, lease=lease,
+        receipt = engine.write_receipt(work, asyncgate.INPUT_REQUESTED, task, body, by=lease.worker, to=to, lease=lease,
                                        discriminator=ask.key)
     question = stored.Question(
         ask.key, receipt.receipt_id, lease.lease_id, to, replace(lease.worker, instance_id=None), work.now, digest,
@@ -214,7 +199,7 @@ def write_answer(engine: Engine, work: Work, caller: Caller, by: wire.Principal,
     body = {"key": question.key, "action": action, "question_sha256": question.digest,
             "content_sha256": hashlib.sha256(to_canonical(content)).hexdigest(), "content_bytes": len(text),
             "credential_id": caller.key_id, **in_place}
-    receipt = engine.write_receipt(work, INPUT_ANSWERED, task, body, by=by, parents=(question.receipt_id,))
+    receipt = engine.write_receipt(work, asyncgate.INPUT_ANSWERED, task, body, by=by, parents=(question.receipt_id,))
     work.close_obligation(question.receipt_id, question.to)
     return replace(question, state=action, content=Raw(text), schema=wire.JSON_NULL, answer_id=receipt.receipt_id,
                    answered_by=replace(by, instance_id=None), answered_at=work.now)
@@ -277,7 +262,8 @@ class Asking(Extension):
 
 def expire(engine: Engine, work: Work, question: stored.Question, task_id: str, reason: str) -> stored.Question:
     """Tell whoever was asked that no answer is needed any more."""
-    receipt = engine.write_receipt(work, INPUT_EXPIRED, work.tasks[task_id], {"key": question.key, "reason": reason},
+    receipt = engine.write_receipt(work, asyncgate.INPUT_EXPIRED, work.tasks[task_id],
+                                   {"key": question.key, "reason": reason},
                                    to=question.to, parents=(question.receipt_id,))
     work.close_obligation(question.receipt_id, question.to)
     return replace(question, state="expired", schema=wire.JSON_NULL, answer_id=receipt.receipt_id,
@@ -288,11 +274,11 @@ def give_up(engine: Engine, work: Work, task: Task, question: stored.Question) -
     """Let a task fail because an answer has not come without which its worker cannot go on."""
     error = {"code": "input_expired", "key": question.key,
              "message": f"{question.to} has not answered {question.key} in time"}
-    task = work.move_task(task, GIVE_UP, completed_at=work.now, outcome=encode_json(error).decode(), held=None,
-                          next_eligible_at=None)
+    task = work.move_task(task, asyncgate.GIVE_UP, completed_at=work.now, outcome=encode_json(error).decode(),
+                          held=None, next_eligible_at=None)
     task = engine.discharge_duty(work, task)
     body = {"error": error, "attempt": task.attempt, "requeued": False, "retry_recommended": False}
-    ended = engine.write_receipt(work, EMISSION["give_up"], task, body)
+    ended = engine.write_receipt(work, asyncgate.EMISSION["give_up"], task, body)
     engine.announce_end(work, task, ended, {"error": error})
 
 
@@ -308,7 +294,7 @@ async def list_inputs(engine: Engine, caller: Caller, ask: wire_asking.ListInput
         return await read_inputs(engine, caller, ask)
     if ask.wait_seconds <= 0:
         return await read()
-    wants = Wants(task_id=ask.task_id, types=frozenset((INPUT_ANSWERED.type, INPUT_EXPIRED.type)))
+    wants = Wants(task_id=ask.task_id, types=frozenset((asyncgate.INPUT_ANSWERED.type, asyncgate.INPUT_EXPIRED.type)))
     return await engine.wait_to_read(caller, ask, wants, read,
                                      lambda reply: all(question.state != "open" for question in reply.inputs))
 

@@ -17,17 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    DISCHARGING,
-    EXPIRED,
-    FAILED,
-    FENCES_SKIPPED,
-    SCHEDULED,
-    TERMINATES,
-    UNSCHEDULED,
-    Needs,
-)
+import asyncgate
+from asyncgate import Needs
 from asyncgate.extras.ledger import restated
 from asyncgate.extras.ledger.collected import is_sound
 from asyncgate.extras.ledger.reconcile import describe_lead, find_behind
@@ -163,8 +154,9 @@ def end_unbacked_lease(work: Work, task_id: str, accepted: str) -> bool:
     if lease is None or lease.ending != "live" or lease.accepted != accepted:
         return False
     work.set_lease(replace(lease, ending="released"))
-    work.change_task(task, status="queued", fence=task.fence + FENCES_SKIPPED, started_at=None, next_eligible_at=None)
-    work.add_event(task.task_id, "task.reconciled", fences_skipped=FENCES_SKIPPED, was=task.status,
+    work.change_task(task, status="queued", fence=task.fence + asyncgate.FENCES_SKIPPED, started_at=None,
+                     next_eligible_at=None)
+    work.add_event(task.task_id, "task.reconciled", fences_skipped=asyncgate.FENCES_SKIPPED, was=task.status,
                    lease_withdrawn=lease.lease_id)
     return True
 
@@ -177,12 +169,13 @@ def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
     for receipt in ahead:
         work.keep_skeleton(work.add_receipt(receipt))
         _open_and_close(work, receipt)
-    story, leased = restated.story_of(behind.whole), sum(receipt.receipt_type == ACCEPTED.type for receipt in ahead)
+    leased = sum(receipt.receipt_type == asyncgate.ACCEPTED.type for receipt in ahead)
+    story = restated.story_of(behind.whole)
     over, was_over = bool(story.ends), task.status in stored.TERMINAL
     loose = _end_lease(work, task, lease, story, ahead, leased)
-    skipped = FENCES_SKIPPED if not over and loose else 0
-    failed = sum(row.receipt_type == FAILED.type and task.duty not in row.parents for row in ahead)
-    lost = sum(row.receipt_type == EXPIRED.type and restated.body_of(row).get("reason") not in GIVEN_BACK
+    skipped = asyncgate.FENCES_SKIPPED if not over and loose else 0
+    failed = sum(row.receipt_type == asyncgate.FAILED.type and task.duty not in row.parents for row in ahead)
+    lost = sum(row.receipt_type == asyncgate.EXPIRED.type and restated.body_of(row).get("reason") not in GIVEN_BACK
                for row in ahead)
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
                                "attempt": task.attempt + failed, "expiries": task.expiries + lost}
@@ -201,15 +194,15 @@ def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
 
 def _open_and_close(work: Work, receipt: stored.Receipt) -> None:
     """Close obligations, and keep or drop schedules, as a receipt says; `work.record` has opened the obligations."""
-    if receipt.receipt_type in DISCHARGING:
+    if receipt.receipt_type in asyncgate.DISCHARGING:
         for parent in receipt.parents:
             opened = work.receipts.get(parent)
-            if opened is not None and receipt.receipt_type in TERMINATES.get(opened.receipt_type, ()):
+            if opened is not None and receipt.receipt_type in asyncgate.TERMINATES.get(opened.receipt_type, ()):
                 work.close_obligation(parent, opened.to)
-    if receipt.receipt_type == SCHEDULED.type and receipt.schedule_id:
+    if receipt.receipt_type == asyncgate.SCHEDULED.type and receipt.schedule_id:
         work.keep_record(stored.Schedule(receipt.schedule_id, receipt.to_kind, receipt.to_id, receipt.from_kind,
                                          receipt.from_id, receipt.receipt_id))
-    elif receipt.receipt_type == UNSCHEDULED.type and receipt.schedule_id:
+    elif receipt.receipt_type == asyncgate.UNSCHEDULED.type and receipt.schedule_id:
         work.drop_record(stored.Schedule, receipt.schedule_id)
 
 

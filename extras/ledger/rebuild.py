@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from asyncgate import (
-    COMPLETED,
-    FAILED,
-    FENCES_SKIPPED,
-    RESULT_READY,
-    SCHEDULED,
-    TERMINATES,
-    Engine,
-    Needs,
-    Work,
-    receipt_key,
-)
+import asyncgate
+from asyncgate import Engine, Needs, Work, receipt_key
 from asyncgate.extras.ledger import restated
 from asyncgate.extras.ledger.collected import Collected
 from asyncgate.extras.ledger.outbox import Ledger
@@ -106,16 +96,18 @@ def choose(collected: Collected, instances: frozenset[str] | None) -> None:
 
 def find_adopted(collected: Collected, statement: stored.Receipt) -> stored.Receipt | None:
     """Return a worker's statement in the form in which a gate that adopted it stores it; None if no gate did."""
-    contract: Contract | None = {COMPLETED.type: COMPLETED, FAILED.type: FAILED}.get(statement.receipt_type)
-    ready = collected.children(statement.receipt_id, RESULT_READY.type)
+    ends: tuple[Contract, ...] = (asyncgate.COMPLETED, asyncgate.FAILED)
+    contract = next((end for end in ends if end.type == statement.receipt_type), None)
+    ready = collected.children(statement.receipt_id, asyncgate.RESULT_READY.type)
     if contract is None or not ready:
         return None
     told = collected.get(ready)[ready[0]]
     duties = [receipt for receipt in collected.of_task(statement.task_id) if receipt.receipt_type == "task.assigned"]
     body = restated.body_of(told)
-    located = contract is FAILED or bool(find_location(body.get("artifacts") or [], body.get("delivery_proof")))
+    located = contract is asyncgate.FAILED or bool(
+        find_location(body.get("artifacts") or [], body.get("delivery_proof")))
     parents = (duties[0].receipt_id,) if duties and located else ()
-    mark = "located" if located and contract is COMPLETED else ""
+    mark = "located" if located and contract is asyncgate.COMPLETED else ""
     key = receipt_key(contract, statement.task_id, statement.sender, statement.lease_id, parents, mark)
     kept = replace(statement, receipt_key=key, parents=parents, asyncgate_instance=told.asyncgate_instance,
                    to_kind=told.from_kind, to_id=told.from_id)
@@ -166,11 +158,11 @@ class Rebuild:
             late += [(task_id, end) for task_id, story in page for end in story.unready]
             self.count(len(page))
         for receipts in batches(self.collected.all(), RECEIPTS_PER_BATCH):
-            opened = [receipt for receipt in receipts if receipt.receipt_type in TERMINATES
+            opened = [receipt for receipt in receipts if receipt.receipt_type in asyncgate.TERMINATES
                       and not self.collected.answered(receipt)]
             schedules = [stored.Schedule(receipt.schedule_id or "", receipt.to_kind, receipt.to_id, receipt.from_kind,
                                          receipt.from_id, receipt.receipt_id)   # its scheduler reports the rest later
-                         for receipt in opened if receipt.receipt_type == SCHEDULED.type]
+                         for receipt in opened if receipt.receipt_type == asyncgate.SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)
             self.tally.erased += sum(read_note(receipt.body) is not None for receipt in receipts)
@@ -226,7 +218,8 @@ class Rebuild:
 def put_tasks(settings: Settings, stories: list[restated.Story], work: Work) -> None:
     """Add rebuilt tasks to the unit of work without checking the rules, with events that say where they come from."""
     for story in stories:
-        task, open_fences = restated.restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
+        task = restated.restate_task(story, settings, REBUILT)
+        open_fences = 0 if story.ends else asyncgate.FENCES_SKIPPED
         work.add_task(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
         if (lease := restated.restate_lease(story)) is not None:
             work.set_lease(lease)
@@ -241,8 +234,8 @@ def announce(engine: Engine, ends: list[tuple[str, stored.Receipt]], work: Work)
     """Write the task.result_ready of ended tasks to their owners."""
     for task_id, end in ends:
         fields = {name: value for name, value in restated.body_of(end).items() if name not in WITHIN}
-        if end.receipt_type not in (COMPLETED.type, FAILED.type):
+        if end.receipt_type not in (asyncgate.COMPLETED.type, asyncgate.FAILED.type):
             fields = {}
-        if end.receipt_type == FAILED.type:
+        if end.receipt_type == asyncgate.FAILED.type:
             fields = {name: fields[name] for name in fields if name.startswith("error") or name == "how_to_retrieve"}
         engine.announce_end(work, work.require_task(task_id), end, fields)

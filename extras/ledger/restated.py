@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    AMENDED,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    INPUT_ANSWERED,
-    INPUT_EXPIRED,
-    INPUT_REQUESTED,
-    PROGRESSED,
-    RESULT_READY,
-    lane_of,
-)
+import asyncgate
+from asyncgate import lane_of
 from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
@@ -40,7 +27,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
 
 ENDING_STATUSES: dict[str, wire.Status] = {
-    COMPLETED.type: "succeeded", FAILED.type: "failed", CANCELED.type: "canceled"}
+    asyncgate.COMPLETED.type: "succeeded", asyncgate.FAILED.type: "failed", asyncgate.CANCELED.type: "canceled"}
 UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries", "idempotency_key", "principal_ai")
 NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
 
@@ -87,12 +74,13 @@ def story_of(receipts: Sequence[stored.Receipt]) -> Story:
 
 def list_ready(receipts: Sequence[stored.Receipt]) -> set[str]:
     """Return the ends that have a task.result_ready, which is written only with an end that was committed."""
-    return {parent for receipt in receipts if receipt.receipt_type == RESULT_READY.type for parent in receipt.parents}
+    return {parent for receipt in receipts if receipt.receipt_type == asyncgate.RESULT_READY.type
+            for parent in receipt.parents}
 
 
 def list_overtaken(receipts: Sequence[stored.Receipt], ready: set[str]) -> set[str]:
     """Return the ends that a strict gate offered and never committed: another end of the task has a result_ready."""
-    duties = {receipt.receipt_id for receipt in receipts if receipt.receipt_type == ASSIGNED.type}
+    duties = {receipt.receipt_id for receipt in receipts if receipt.receipt_type == asyncgate.ASSIGNED.type}
     ends = {receipt.receipt_id for receipt in receipts if receipt.receipt_type in ENDING_STATUSES and (
         not duties.isdisjoint(receipt.parents) or receipt.receipt_id in ready)}
     return ends - ready if ends & ready else set()
@@ -169,16 +157,17 @@ def _answered(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> No
     """Note the end of a question; of an answer its receipt has only the hash."""
     for parent in receipt.parents:
         if (question := story.questions.get(parent)) is not None:
-            by = receipt.sender if receipt.receipt_type == INPUT_ANSWERED.type else None
+            by = receipt.sender if receipt.receipt_type == asyncgate.INPUT_ANSWERED.type else None
             story.questions[parent] = replace(
                 question, state=body.get("action", "expired"), schema=Raw(b"null"), answered_by=by,
                 answer_id=receipt.receipt_id, answered_at=receipt.created_at)
 
 
-TELLING = {INPUT_REQUESTED.type: _asked, INPUT_ANSWERED.type: _answered, INPUT_EXPIRED.type: _answered,
-           ASSIGNED.type: _assigned, AMENDED.type: _amended, ACCEPTED.type: _accepted,
-           PROGRESSED.type: _progressed, EXPIRED.type: _expired,
-           FAILED.type: _failed, COMPLETED.type: _completed, CANCELED.type: _canceled}
+TELLING = {asyncgate.INPUT_REQUESTED.type: _asked, asyncgate.INPUT_ANSWERED.type: _answered,
+           asyncgate.INPUT_EXPIRED.type: _answered, asyncgate.ASSIGNED.type: _assigned,
+           asyncgate.AMENDED.type: _amended, asyncgate.ACCEPTED.type: _accepted,
+           asyncgate.PROGRESSED.type: _progressed, asyncgate.EXPIRED.type: _expired, asyncgate.FAILED.type: _failed,
+           asyncgate.COMPLETED.type: _completed, asyncgate.CANCELED.type: _canceled}
 
 
 def _answers_duty(story: Story, receipt: stored.Receipt) -> bool:

@@ -18,17 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    ACKNOWLEDGED,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    RESULT_READY,
-    SCHEMA_VERSION,
-)
+import asyncgate
 from asyncgate.extras.ledger.restated import body_of
 from asyncgate.parts.model import content, stored
 from asyncgate.parts.receipts.incoming import computed_hash
@@ -91,7 +81,7 @@ def restore_body(receipt: stored.Receipt, known: Evidence) -> str | None:
     draft = DRAFTS.get(receipt.receipt_type)
     for candidate in islice(draft(receipt, known), MOST_DRAFTS) if draft else ():
         whole = {name: value for name, value in candidate.items() if value is not None}
-        whole["schema_version"] = SCHEMA_VERSION
+        whole["schema_version"] = asyncgate.SCHEMA_VERSION
         body = content.to_canonical(whole).decode()
         if computed_hash(replace(receipt, body=body)) == receipt.hash:
             return body
@@ -144,7 +134,7 @@ def _result_ready(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
         return
     for end in (known.others[id] for id in receipt.parents if id in known.others):
         body = {name: value for name, value in body_of(end).items() if name not in BESIDE}
-        if end.receipt_type == FAILED.type:
+        if end.receipt_type == asyncgate.FAILED.type:
             body = {name: value for name, value in body.items() if name in OF_ERROR}
         yield {"status": task.status, **body}
     for body in (*_succeeded(known), *_enclosed("error", task), {}):
@@ -168,15 +158,15 @@ def _acknowledged(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
 
 
 DRAFTS: dict[str, Callable[[stored.Receipt, Evidence], Iterator[Draft]]] = {
-    ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, COMPLETED.type: _completed, FAILED.type: _failed,
-    CANCELED.type: _canceled, RESULT_READY.type: _result_ready, EXPIRED.type: _expired,
-    ACKNOWLEDGED.type: _acknowledged}
+    asyncgate.ASSIGNED.type: _assigned, asyncgate.ACCEPTED.type: _accepted, asyncgate.COMPLETED.type: _completed,
+    asyncgate.FAILED.type: _failed, asyncgate.CANCELED.type: _canceled, asyncgate.RESULT_READY.type: _result_ready,
+    asyncgate.EXPIRED.type: _expired, asyncgate.ACKNOWLEDGED.type: _acknowledged}
 
 
 def _told(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     """Yield what the owner was told of an end."""
     for other in known.others.values():
-        if other.receipt_type == RESULT_READY.type and receipt.receipt_id in other.parents:
+        if other.receipt_type == asyncgate.RESULT_READY.type and receipt.receipt_id in other.parents:
             yield {name: value for name, value in body_of(other).items() if name not in BESIDE}
 
 

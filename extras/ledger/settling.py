@@ -23,20 +23,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    ANOMALY,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    SCHEDULED,
-    Caller,
-    Engine,
-    Needs,
-    Sweep,
-)
+import asyncgate
+from asyncgate import Caller, Engine, Needs, Sweep
 from asyncgate.extras.ledger.adoption import WORDS
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json
@@ -47,8 +35,8 @@ if TYPE_CHECKING:
     from asyncgate import Work
     from asyncgate.extras.ledger.sinks import Sink
 
-BIRTHS = {ASSIGNED.type, SCHEDULED.type}        # what they begin exists only with their commit
-END_RECEIPTS = {CANCELED.type, COMPLETED.type, EXPIRED.type, FAILED.type}
+BIRTHS = {asyncgate.ASSIGNED.type, asyncgate.SCHEDULED.type}        # what they begin exists only with their commit
+END_RECEIPTS = {asyncgate.CANCELED.type, asyncgate.COMPLETED.type, asyncgate.EXPIRED.type, asyncgate.FAILED.type}
 IN_NO_RECEIPT = ("cost", "stop_limit", "until_children", "checkpoint", "cascade")       # of a call that ends something
 
 
@@ -83,12 +71,12 @@ class Tried(Struct, frozen=True):
 
     def may_be_repeated(self) -> bool:
         """Whether a repeat of the call would be recognized, so that it is worth waiting for."""
-        return bool(self.claim or self.memo.key) or self.receipt.receipt_type not in {ACCEPTED.type, *BIRTHS}
+        return bool(self.claim or self.memo.key) or self.receipt.receipt_type not in {asyncgate.ACCEPTED.type, *BIRTHS}
 
     def names(self) -> Iterator[tuple[Any, str]]:
         """Yield the ids that it has, each with what a batch asks for it by (`Work.new_id`)."""
         yield self.receipt.receipt_key, self.receipt.receipt_id
-        if self.receipt.receipt_type == ACCEPTED.type:
+        if self.receipt.receipt_type == asyncgate.ACCEPTED.type:
             yield (self.receipt.task_id, decode_json(self.receipt.body)["fence"]), self.receipt.lease_id or ""
         if self.memo.key is not None:
             yield (self.receipt.from_kind, self.receipt.from_id, self.memo.key), self.receipt.task_id
@@ -108,9 +96,9 @@ def write_row(row: stored.Outgoing, work: Work, sink: Sink) -> stored.Outgoing:
     whole = receipt if receipt.body else replace(receipt, body=sink.body(row.content.encode()).decode())
     memo = Memo(whole, outcome=task.outcome if task and task.status in stored.TERMINAL else None,
                 rest=decode_json(row.reason or "{}"))
-    if receipt.receipt_type == ACCEPTED.type and lease is not None:
+    if receipt.receipt_type == asyncgate.ACCEPTED.type and lease is not None:
         memo = replace(memo, claim_id=lease.claim_id, ttl_seconds=lease.ttl_seconds, instance=lease.worker_instance)
-    if receipt.receipt_type == ASSIGNED.type and task is not None:
+    if receipt.receipt_type == asyncgate.ASSIGNED.type and task is not None:
         memo = replace(memo, key=task.idempotency_key)
     return offer_row(row, memo)
 
@@ -138,7 +126,8 @@ def needs_of(group: list[Tried], engine: Engine, tenant_id: str) -> Needs:
     ids = {attempt.row.receipt_id for attempt in group}
     bulks = {find_bulk(attempt) for attempt in group} - {""}
     needs = Needs(tasks={attempt.row.task_id for attempt in group if attempt.row.task_id}, receipts=ids,
-                  granted={attempt.row.task_id for attempt in group if attempt.receipt.receipt_type == ACCEPTED.type},
+                  granted={attempt.row.task_id for attempt in group
+                           if attempt.receipt.receipt_type == asyncgate.ACCEPTED.type},
                   records={(stored.Outgoing, (id,)) for id in ids} | {(stored.Bulk, (id,)) for id in bulks},
                   endings={(attempt.row.task_id, attempt.receipt.lease_id) for attempt in group
                            if attempt.receipt.lease_id})
@@ -148,7 +137,7 @@ def needs_of(group: list[Tried], engine: Engine, tenant_id: str) -> Needs:
 
 def find_bulk(attempt: Tried) -> str:
     """Return the bulk that canceled a task, as its receipt says; "" if none did."""
-    body = decode_json(attempt.receipt.body) if attempt.receipt.receipt_type == CANCELED.type else {}
+    body = decode_json(attempt.receipt.body) if attempt.receipt.receipt_type == asyncgate.CANCELED.type else {}
     bulk_id: str = body.get("bulk_id") or ""
     return bulk_id
 
@@ -203,7 +192,7 @@ def decide_again(engine: Engine, group: list[Tried], work: Work) -> None:
     now = act_as(engine, left[0].receipt.asyncgate_instance)
     try:
         with work.undo_on_error():
-            if left[0].receipt.receipt_type == ACCEPTED.type:
+            if left[0].receipt.receipt_type == asyncgate.ACCEPTED.type:
                 now.decide_write(lease_again, work, by_worker(work, left[0]), Repeated(tried=left[0]))
             elif (call := call_of(work, left[0], task.status in stored.ACTIVE)) is not None:
                 run, by, ask = call
@@ -248,28 +237,28 @@ def call_of(work: Work, attempt: Tried, active: bool) -> tuple[Any, Caller, wire
                 "system", frozenset())
     held: dict[str, Any] = {"task_id": receipt.task_id, "lease_id": receipt.lease_id or ""}
     fields, rest = {name: body[name] for name in WORDS if name in body}, dict(attempt.memo.rest)
-    if lease is not None and receipt.lease_id == lease.lease_id and receipt.receipt_type != CANCELED.type:
+    if lease is not None and receipt.lease_id == lease.lease_id and receipt.receipt_type != asyncgate.CANCELED.type:
         by = replace(by, principal=lease.worker)
     match receipt.receipt_type:
-        case COMPLETED.type if active:
+        case asyncgate.COMPLETED.type if active:
             return Engine.complete, by, wire.Complete(**held, **fields, **rest,
                                                       result=outcome_of(attempt, body.get("result_payload")))
-        case COMPLETED.type:
+        case asyncgate.COMPLETED.type:
             return Engine.attach_artifacts, replace(by, principal=receipt.sender), wire.AttachArtifacts(
                 task_id=receipt.task_id, artifacts=body.get("artifacts"), delivery_proof=body.get("delivery_proof"))
-        case FAILED.type:
+        case asyncgate.FAILED.type:
             return Engine.fail, by, wire.Fail(**held, **rest, error=outcome_of(attempt, body.get("error")),
                                               retryable=bool(body.get("retry_recommended")),
                                               retry_after_seconds=body.get("retry_after_seconds"))
-        case CANCELED.type if bulk_id := find_bulk(attempt):
+        case asyncgate.CANCELED.type if bulk_id := find_bulk(attempt):
             return cancel_for_bulk, by, OfBulk(task_id=receipt.task_id, reason=body.get("reason"), bulk_id=bulk_id)
-        case CANCELED.type:
+        case asyncgate.CANCELED.type:
             return Engine.cancel_task, by, wire.CancelTask(task_id=receipt.task_id, reason=body.get("reason"), **rest)
-        case EXPIRED.type if body.get("reason") in GIVEN_BACK:
+        case asyncgate.EXPIRED.type if body.get("reason") in GIVEN_BACK:
             return Engine.release_lease, by, wire.ReleaseLease(
                 **held, reason=body.get("why"), until=msgspec.convert(body.get("parked_until"), datetime | None),
                 checkpoint=Raw(encode_json(rest.pop("checkpoint", None))), **rest)
-        case EXPIRED.type:
+        case asyncgate.EXPIRED.type:
             return Engine.sweep, by, Sweep(tasks=[receipt.task_id])
     return None
 
@@ -325,4 +314,4 @@ def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str) -
     if (task := work.tasks.get(task_id)) is not None:
         body = {"kind": OVERTAKEN, "details": {"receipt_id": receipt_id, "status": task.status},
                 "recommended_action": "Nothing: it did not count.  The end that counts has a task.result_ready."}
-        engine.write_receipt(work, ANOMALY, task, body, discriminator=f"{OVERTAKEN} {receipt_id}")
+        engine.write_receipt(work, asyncgate.ANOMALY, task, body, discriminator=f"{OVERTAKEN} {receipt_id}")

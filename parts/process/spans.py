@@ -137,12 +137,8 @@ class Tracing:
         about: dict[str, Any] = {"asyncgate.operation": operation}
         about |= {there: fields[name] for name, there in ATTRIBUTES.items() if isinstance(fields.get(name), str)}
         name, more = self._name_message(operation, about.get("asyncgate.task_type", ""))
-        with self._current(name, kind, about | more, None) as span:
-            try:
-                yield span
-            except Exception as error:
-                self.note_error(span, str(getattr(error, "code", type(error).__name__)))
-                raise
+        with self._inner(name, kind, about | more) as span:
+            yield span
 
     def note_created(self, span: Span, reply: object) -> None:
         """Add the id of the task that a call created, or their number."""

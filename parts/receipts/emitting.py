@@ -8,21 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import (
-    ACCEPTED,
-    DISCHARGING,
-    EVERYONE,
-    RECEIPT_TYPES,
-    SCHEDULED,
-    UNSCHEDULED,
-    Caller,
-    Engine,
-    Needs,
-    Operation,
-    Work,
-    forbid,
-    speaker,
-)
+import asyncgate
+from asyncgate import Caller, Engine, Needs, Operation, Work, forbid, speaker
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.receipts.incoming import MAY, broken_rule, discharges
 
@@ -55,11 +42,11 @@ def emit(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt, by: 
     engine.check_artifacts((ask.body or {}).get("artifacts"))
     if ask.receipt_type not in MAY["emitted"].types:
         why = "is written only by the gate, with the step that it proves (H.2)" if (
-            ask.receipt_type in RECEIPT_TYPES) else "is not a receipt type"
+            ask.receipt_type in asyncgate.RECEIPT_TYPES) else "is not a receipt type"
         raise errors.InvalidRequest(
-            f"emit_receipt accepts only schedule.created and schedule.deleted; {ask.receipt_type} "
-            f"{why}")
-    return (schedule if ask.receipt_type == SCHEDULED.type else unschedule)(engine, work, caller, ask, by, parents)
+            f"emit_receipt accepts only schedule.created and schedule.deleted; {ask.receipt_type} {why}")
+    write = schedule if ask.receipt_type == asyncgate.SCHEDULED.type else unschedule
+    return write(engine, work, caller, ask, by, parents)
 
 
 def require_parents(engine: Engine, work: Work, ask: wire.EmitReceipt) -> tuple[str, ...]:
@@ -68,7 +55,7 @@ def require_parents(engine: Engine, work: Work, ask: wire.EmitReceipt) -> tuple[
     Raises ParentNotFound for a parent that this tenant does not have.
     """
     parents = tuple(dict.fromkeys(ask.parents or ()))
-    if ask.receipt_type in DISCHARGING and not parents:
+    if ask.receipt_type in asyncgate.DISCHARGING and not parents:
         raise errors.ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                                      "without parents the obligation would stay open for ever (PH.2)")
     engine.check_parents(parents)      # before each parent is looked up and reported
@@ -91,9 +78,9 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt, 
     if task.type != "schedule.create" or known is not None:
         raise errors.InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
                                     f"task {task.task_id} is {task.type}")
-    require_allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
+    require_allowed(work, caller, by, asyncgate.SCHEDULED, ask, parents, task.task_id)
     with engine.check_optional_receipts(work, task.task_id):
-        receipt = engine.write_receipt(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
+        receipt = engine.write_receipt(work, asyncgate.SCHEDULED, task, ask.body or {}, by=by, lease=lease,
                                        schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
                                        discriminator=ask.schedule_id)
     work.keep_record(stored.Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id,
@@ -105,7 +92,7 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt
                parents: tuple[str, ...]) -> str:
     """Write schedule.deleted, once; return its id.  A later schedule with the same id is not affected."""
     created = next((work.receipts[parent] for parent in parents
-                    if work.receipts[parent].receipt_type == SCHEDULED.type), None)
+                    if work.receipts[parent].receipt_type == asyncgate.SCHEDULED.type), None)
     if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
         raise errors.InvalidRequest(
             "schedule.deleted must name the schedule.created of that schedule among its parents")
@@ -115,11 +102,11 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: wire.EmitReceipt
     if first := next((other for other in work.receipts.values() if discharges(other, created)), None):
         return first.receipt_id
     task_id = ask.task_id or created.task_id
-    require_allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
+    require_allowed(work, caller, by, asyncgate.UNSCHEDULED, ask, parents, task_id, created.schedule_id)
     # A discharging receipt of the creation's own task is accepted whatever the limits (21.6.3): there is only one.
     with engine.check_optional_receipts(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
-        receipt = engine.write_receipt(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
-                                       task_id=task_id, schedule_id=created.schedule_id,
+        receipt = engine.write_receipt(work, asyncgate.UNSCHEDULED, None, ask.body or {}, by=by, to=created.to,
+                                       parents=parents, task_id=task_id, schedule_id=created.schedule_id,
                                        discriminator=created.schedule_id)
     work.close_obligation(created.receipt_id, created.to)
     if (known := work.find_record(stored.Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
@@ -144,10 +131,10 @@ def takes_part(work: Work, caller: Caller, by: wire.Principal, task_id: str | No
     task, lease = work.tasks.get(task_id or ""), work.leases.get(task_id or "")
     accepted: Any = (receipt.sender for receipt in work.receipts.values()
                      if (receipt.task_id, receipt.receipt_type) == (
-        task_id, ACCEPTED.type))
+        task_id, asyncgate.ACCEPTED.type))
     return caller.unlimited or (task is not None and task.owner.same(by)) or (
         lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)
 
 
-EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", load_schedule,
-                         idempotent=True)
+EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", asyncgate.EVERYONE, "receipts:ack tasks:lease", "W",
+                         load_schedule, idempotent=True)

@@ -9,19 +9,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import (
-    ANOMALY,
-    Caller,
-    Engine,
-    Needs,
-    Operation,
-    Sweep,
-    Work,
-    forbid,
-    its_key,
-    its_tasks,
-    speaker,
-)
+import asyncgate
+from asyncgate import Caller, Engine, Needs, Operation, Sweep, Work, forbid, its_key, its_tasks, speaker
 from asyncgate.parts.model import errors, stored, wire, wire_operating
 from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.content import encode_json
@@ -91,7 +80,7 @@ def tell_if_late(engine: Engine, work: Work, schedule: stored.Schedule) -> None:
     body = {"kind": "schedule_late", "recommended_action": action,
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
                         "interval_seconds": schedule.interval_seconds}}
-    engine.write_receipt(work, ANOMALY, None, body, to=wire.Principal(schedule.owner_kind, schedule.owner_id),
+    engine.write_receipt(work, asyncgate.ANOMALY, None, body, to=wire.Principal(schedule.owner_kind, schedule.owner_id),
                          schedule_id=schedule.schedule_id, parents=(schedule.created,),
                          discriminator=f"schedule_late {due}")
     work.keep_record(replace(schedule, late_at=None))

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import (
-    ACCEPTED,
-    ASSIGNED,
-    CANCELED,
-    EXPIRED,
-    INPUT_EXPIRED,
-    INPUT_REQUESTED,
-    SCHEDULED,
-    SCHEMA_VERSION,
-    UNSCHEDULED,
-    receipt_hash,
-)
+import asyncgate
+from asyncgate import receipt_hash
 from asyncgate.extras.ledger import calls, sinks
 from asyncgate.extras.ledger.pacing import LOOK_SECONDS, pace_of
 from asyncgate.extras.ledger.sinks.standalone import NoCustody
@@ -47,8 +37,9 @@ log = logging.getLogger("asyncgate.ledger")
 NO_REFUSALS = {"forbidden", "tenant_mismatch", "tenant_not_found"}
 MOST_AT_ONCE = 16            # receipts that are fetched concurrently
 # What undoes a receipt whose change was never committed.
-UNDOING = {ASSIGNED.type: CANCELED.type, ACCEPTED.type: EXPIRED.type, SCHEDULED.type: UNSCHEDULED.type,
-           INPUT_REQUESTED.type: INPUT_EXPIRED.type}
+UNDOING = {asyncgate.ASSIGNED.type: asyncgate.CANCELED.type, asyncgate.ACCEPTED.type: asyncgate.EXPIRED.type,
+           asyncgate.SCHEDULED.type: asyncgate.UNSCHEDULED.type,
+           asyncgate.INPUT_REQUESTED.type: asyncgate.INPUT_EXPIRED.type}
 # Ids that are safe in a path.  Security: another id is never requested, because a server could read it as another path.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
@@ -244,7 +235,7 @@ def withdraw_receipt(begun: sinks.Filed, receipt_id: str, at: float) -> bytes | 
     if (receipt_type := UNDOING.get(begun.receipt_type)) is None:
         return None
     gate = wire.Principal("asyncgate", begun.asyncgate_instance)
-    body = to_canonical({"reason": WITHDRAWN, "schema_version": SCHEMA_VERSION})
+    body = to_canonical({"reason": WITHDRAWN, "schema_version": asyncgate.SCHEMA_VERSION})
     digest = receipt_hash(receipt_type, gate, begun.to, begun.task_id or "", begun.lease_id, begun.schedule_id,
                           (begun.receipt_id,), body)
     return encode_json(Sent(
