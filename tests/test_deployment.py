@@ -32,12 +32,12 @@ def stages() -> list[list[tuple[str, str]]]:
     """The instructions of the Dockerfile, one list for each FROM."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     lines = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    found: list[list[tuple[str, str]]] = []
+    blocks: list[list[tuple[str, str]]] = []
     for word, rest in lines:
         if word == "FROM":
-            found.append([])
-        found[-1].append((word, " ".join(rest.split())))
-    return found
+            blocks.append([])
+        blocks[-1].append((word, " ".join(rest.split())))
+    return blocks
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_a_setting_that_a_page_names_exists(page: Path) -> None:
     dotted = {name for name in named if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name)} - TOOLS
 
     assert [name for name in dotted if name.partition(".")[0] in sections and not name.endswith(".py")
-            and not any(one == name or one.startswith(f"{name}.") for one in names)] == []
+            and not any(known == name or known.startswith(f"{name}.") for known in names)] == []
 
 
 def test_the_glossary_names_code_that_exists() -> None:
@@ -214,9 +214,9 @@ def wrong(words: list[str]) -> str:
         name, *words = words
         if name.isupper() or name == "…":
             return ""
-        if (found := command.get_command(click.Context(command), name)) is None:
+        if (subcommand := command.get_command(click.Context(command), name)) is None:
             return name
-        command = found
+        command = subcommand
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
     given = [word.partition("=")[0] for word in words[:words.index("--") if "--" in words else None]]
     flags = {option for param in command.params if getattr(param, "is_flag", False) for option in param.opts}
@@ -281,7 +281,7 @@ def echoing(start: Callable[..., Any]) -> Iterator[dict[str, str]]:
 
 def printed_by(block: Block) -> str:
     """Return what a page says that its example prints: the next block, under the mark `prints`."""
-    following = next(one for one in blocks_of(block.page) if one.line > block.line)
+    following = next(other for other in blocks_of(block.page) if other.line > block.line)
     assert following.mark == "prints"
     return following.text
 

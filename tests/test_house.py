@@ -90,8 +90,8 @@ CEILINGS = {
     "parts/process": 2_240,
     "parts/receipts": 2_000,
 }
-# How many values are still called by a word that says nothing of them. These numbers only fall.
-NAMELESS = {"found": 22, "no": 56, "one": 62, "said": 13}
+# Words that say nothing of the value that they name, and how often one of them is bound.
+NAMELESS = {"found": 1, "no": 0, "one": 0, "said": 0}       # `found` is a member of the reply of find_id
 CODE = {".cjs", ".css", ".html", ".js", ".mjs", ".py", ".sql", ".ts"}
 GENERATED = {"clients/operations.py", "clients/typescript/src/operations.ts"}
 # What costs start-up time or is optional is imported at its point of use.
@@ -221,7 +221,7 @@ def test_a_ceiling_is_lowered_when_its_room_shrinks() -> None:
 def test_no_function_is_longer_than_60_lines() -> None:
     sizes = [lengths(path) for path in (GATE, ROOT / "hatch_build.py", *modules(*PARTS, "tests"))]
 
-    assert {name: size for found in sizes for name, size in found.items() if size > 60} == {}
+    assert {name: size for of_file in sizes for name, size in of_file.items() if size > 60} == {}
 
 
 def test_the_banners_of_the_gate_stand_in_the_promised_order() -> None:

@@ -162,7 +162,7 @@ def test_the_heart_imports_what_lies_above_it_only_for_its_public_names() -> Non
 
 
 def test_no_rooms_import_each_other_in_a_circle() -> None:
-    assert [(one, two) for one in KNOWS for two in KNOWS[one] if one != two and one in KNOWS[two]] == []
+    assert [(room, other) for room in KNOWS for other in KNOWS[room] if room != other and room in KNOWS[other]] == []
 
 
 def test_the_search_for_imports_sees_those_in_functions_and_in_texts() -> None:

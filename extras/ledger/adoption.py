@@ -46,7 +46,7 @@ LONG_AGO, SOON = 86_400.0, 60.0     # seconds by which a worker's clock may be b
 class Adopt(wire.Ask, kw_only=True):
     """Internal request: adopt a receipt that a worker stated in the ledger."""
 
-    found: Filed
+    statement: Filed
     ask: wire.Complete | wire.Fail
     whole: bool = False     # the gate keeps receipts with bodies: this step's too, which is not sent to the ledger
 
@@ -121,7 +121,7 @@ class Adopter:
             worker = wire.Principal(receipt.sender.kind, receipt.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
             await self.engine.write(adopt, load_step, caller, Adopt(
-                found=receipt, ask=request_of(receipt), whole=not self.reading.sink.reads))
+                statement=receipt, ask=request_of(receipt), whole=not self.reading.sink.reads))
         except errors.TaskNotFound:
             return
         except (errors.GateError, msgspec.ValidationError) as refusal:
@@ -181,25 +181,25 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
 
     The step's receipt gets the id that the ledger knows, so that task.result_ready names the ledger's receipt.
     """
-    if ask.found.receipt_type not in MAY["adopted"].types:
-        raise errors.InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
-    found = ask.found
+    if ask.statement.receipt_type not in MAY["adopted"].types:
+        raise errors.InvalidRequest(f"a receipt of the type {ask.statement.receipt_type} is not adopted")
+    statement = ask.statement
     if ask.whole:
         take_step(engine, work, caller, ask.ask)
-        work.add_event(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
+        work.add_event(ask.ask.task_id, "task.adopted", receipt_id=statement.receipt_id)
         return
     own = work.new_id()         # before the step, so that the receipts that follow in the step have greater ids
-    take_step(engine, work, caller, ask.ask, found.receipt_id)
-    if (receipt := work.written.get(found.receipt_id)) is None:     # the worker has made the same call at the gate
+    take_step(engine, work, caller, ask.ask, statement.receipt_id)
+    if (receipt := work.written.get(statement.receipt_id)) is None:     # the worker has made the same call at the gate
         return
     digest = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                          receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
-    work.keep_skeleton(replace(receipt, hash=found.hash or digest))
+                          receipt.schedule_id, receipt.parents, to_canonical(Raw(statement.body)))
+    work.keep_skeleton(replace(receipt, hash=statement.hash or digest))
     sealed = (work.find_record(stored.SealHead) or stored.SealHead()).last_id
-    if not is_ordered(found.receipt_id, work.now) or found.receipt_id <= sealed:
-        work.rename_receipt(found.receipt_id, own)
-        work.keep_record(stored.LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
-        work.keep_record(stored.LedgerMark(STATED_PREFIX + own, found.receipt_id))
+    if not is_ordered(statement.receipt_id, work.now) or statement.receipt_id <= sealed:
+        work.rename_receipt(statement.receipt_id, own)
+        work.keep_record(stored.LedgerMark(ADOPTED_PREFIX + statement.receipt_id, own))
+        work.keep_record(stored.LedgerMark(STATED_PREFIX + own, statement.receipt_id))
 
 
 def take_step(engine: Engine, work: Work, caller: Caller, ask: wire.Complete | wire.Fail,

@@ -187,13 +187,13 @@ def is_sound(receipt: stored.Receipt) -> bool:
     return not receipt.receipt_key or computed_hash(receipt) == receipt.hash
 
 
-def as_stored(found: Filed) -> stored.Receipt:
+def as_stored(filed: Filed) -> stored.Receipt:
     """Return a ledger's receipt as a gate stores it, whatever the order of its JSON members."""
     receipt = stored.Receipt(
-        found.receipt_id, found.receipt_key, found.receipt_type, found.created_at.timestamp(), found.sender.kind,
-        found.sender.id, found.to.kind, found.to.id, found.task_id or "", found.lease_id, found.schedule_id,
-        found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null",
-        parents=tuple(sorted(found.parents)))
+        filed.receipt_id, filed.receipt_key, filed.receipt_type, filed.created_at.timestamp(), filed.sender.kind,
+        filed.sender.id, filed.to.kind, filed.to.id, filed.task_id or "", filed.lease_id, filed.schedule_id,
+        filed.asyncgate_instance, filed.hash, bytes(filed.body).decode() or "null",
+        parents=tuple(sorted(filed.parents)))
     if is_sound(receipt):
         return receipt
     return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())

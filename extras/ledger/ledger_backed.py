@@ -76,10 +76,10 @@ class LedgerBackedGate(Around):
         return rows
 
     async def _whole(self, tenant_id: str, receipts: list[stored.Receipt], after: str) -> list[stored.Receipt]:
-        bare = [one.receipt_id for one in receipts if not one.body]
+        bare = [receipt.receipt_id for receipt in receipts if not receipt.body]
         there = {self.stated.get(tenant_id, {}).get(id, id): id for id in bare}
-        found = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
-        theirs = {there[id]: one for id, one in found.items()}
+        copies = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
+        theirs = {there[id]: receipt for id, receipt in copies.items()}
         waiting = {row.receipt_id: self.sink.body(row.content.encode())
                    for row in await self.backend.page(tenant_id, queries.OutboxOf(tuple(bare)))} if bare else {}
         if not after:

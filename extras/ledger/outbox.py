@@ -374,19 +374,20 @@ class Sender(Extension):
                 self.answers["unanswered"] += len(rows[:MANY])
                 log.warning("the ledger did not accept %d receipts: %s", len(rows[:MANY]), away)
                 break
-            for row, no in zip(rows, refusals, strict=False):
-                self._note_answer(row, no, tenant_id, outcome)
+            for row, refusal in zip(rows, refusals, strict=False):
+                self._note_answer(row, refusal, tenant_id, outcome)
             rows = rows[MANY:]
         return rows
 
-    def _note_answer(self, row: stored.Outgoing, no: sinks.Refusal | None, tenant_id: str, outcome: Outcome) -> None:
+    def _note_answer(self, row: stored.Outgoing, refusal: sinks.Refusal | None, tenant_id: str,
+                     outcome: Outcome) -> None:
         """Note that the ledger stored or refused a receipt; either answer shows that the ledger works."""
-        self.answers["stored" if no is None else "refused"] += 1
-        if no is None:
+        self.answers["stored" if refusal is None else "refused"] += 1
+        if refusal is None:
             outcome.sent.append(row.receipt_id)
         else:
-            log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
-            outcome.parked.append(replace(row, state="parked", reason=str(no)))
+            log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, refusal)
+            outcome.parked.append(replace(row, state="parked", reason=str(refusal)))
         self.later.pop((tenant_id, row.receipt_id), None)
         self._note_alive()
 

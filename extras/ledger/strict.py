@@ -406,8 +406,8 @@ class Strict(Extension):
                     retry_after=max(1, round(problem.retry_after)))
         for problem in problems:
             if problem is not None:     # Refused: each job of the batch is then tried alone, and only this one fails
-                no = errors.LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")
-                raise errors.Refused("the ledger refuses a receipt") from no
+                raise errors.Refused("the ledger refuses a receipt") from errors.LedgerUnavailable(
+                    f"the receipt ledger refuses this, and this gate is strict: {problem}")
 
     async def _store_chain(self, tenant_id: str, rows: list[stored.Outgoing], draft: Draft) -> Exception | None:
         for row in rows:

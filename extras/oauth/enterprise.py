@@ -128,7 +128,7 @@ async def prove_assertion(server: AuthorizationServer, client: stored_oauth.OAut
         claims = jwt.decode_strictly(content, IdentityAssertion)
         if flaw := find_flaw_of_assertion(claims, discovery.issuer, server.issuer, client, provider.now()):
             raise jwt.Flaw(flaw)
-        return Vouched(claims, providers.read_person(provider.said, discovery.issuer, msgspec.json.decode(content)))
+        return Vouched(claims, providers.read_person(provider.config, discovery.issuer, msgspec.json.decode(content)))
     except admission.SignInRefused as refusal:
         raise refuse_assertion(refusal.because) from None
     except jwt.UNFIT as wrong:
@@ -141,7 +141,7 @@ def find_provider(server: AuthorizationServer, text: str) -> providers.OpenId:
         raise jwt.Flaw("this is not a signed JWT, or it is too long")
     issuer = jwt.decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), dict[str, Any]).get("iss")
     for provider in server.providers.values():
-        if isinstance(provider, providers.OpenId) and provider.said.enterprise_managed and provider.is_issuer(issuer):
+        if isinstance(provider, providers.OpenId) and provider.config.enterprise_managed and provider.is_issuer(issuer):
             return provider
     raise jwt.Flaw("its issuer may not vouch for people here")
 

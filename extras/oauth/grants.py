@@ -212,8 +212,8 @@ def exchange_code(server: AuthorizationServer, work: Work, sent: Exchange) -> Al
         return refuse_code("the code was used before", event="code_replay" if ended else "")
     if why := find_flaw_of_exchange(grant, sent, work.now):
         return refuse_code(why)
-    if no := find_barrier(work, grant, sent.resource):
-        return no
+    if denial := find_barrier(work, grant, sent.resource):
+        return denial
     grant = replace(grant, code_used_at=work.now, refresh_hash=hash_text(sent.first), last_used_at=work.now,
                     place=sent.place)
     work.keep_record(grant)
@@ -307,8 +307,8 @@ def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id:
 
 def find_refusal_of_renewal(work: Work, grant: stored_oauth.Grant, sent: Renewal) -> Denial | None:
     """Return why a session gives no new token although its refresh token is good; None if it does."""
-    if no := find_barrier(work, grant, sent.resource):
-        return no
+    if denial := find_barrier(work, grant, sent.resource):
+        return denial
     if sent.scopes is not None and not sent.scopes <= decode_names(grant.scopes):
         return Denial("invalid_scope", "a refresh may ask for fewer scopes than the person allowed, never for more")
     if not find_scopes(work, grant, sent.scopes):

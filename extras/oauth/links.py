@@ -53,7 +53,7 @@ async def make_sign_in_link(engine: Engine, caller: Caller,
                                    encode_names(ask.scopes), now, now + LINK_SECONDS)
     check_rights(caller, link)
     directory = Directory(engine)
-    old = [one.link_hash for one in await directory.page(stored_oauth.SignInLink) if one.ends_at < now]
+    old = [row.link_hash for row in await directory.page(stored_oauth.SignInLink) if row.ends_at < now]
 
     def keep(work: Work) -> None:
         for hash in old:        # here, because there are as many as were made, and no more

@@ -57,9 +57,9 @@ def park(server: AuthorizationServer, request: Request, parked: Parked) -> list[
     value = urlsafe_b64encode(sealed).decode()
     if len(name) + len(value) > MOST_COOKIE_BYTES:
         raise BadRequestPage("the request is too long for a sign-in: its state, redirect_uri and client_id together")
-    others = sorted((one for one in list_parked(server, request) if one.id != parked.id),
+    others = sorted((other for other in list_parked(server, request) if other.id != parked.id),
                     key=lambda parked: parked.begun_at)
-    known = {name_cookie(server, one.id) for one in others[-(MOST_PARKED - 1):]} | {name}
+    known = {name_cookie(server, other.id) for other in others[-(MOST_PARKED - 1):]} | {name}
     stale = [other for other in request.cookies() if is_sign_in(server, other) and other not in known]
     return [set_cookie(server, name, value, PARKED_SECONDS), *(set_cookie(server, other, "", 0) for other in stale)]
 

@@ -81,7 +81,7 @@ class ProviderHttp:
 
     def __init__(self, provider: IdentityProvider, settings: Settings, callback: str, *,
                  now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
-        self.said, self.settings, self.callback, self.now, self.clock = provider, settings, callback, now, clock
+        self.config, self.settings, self.callback, self.now, self.clock = provider, settings, callback, now, clock
         self.title = provider.title or provider.name.replace("-", " ").title()
         self.http: httpx2.AsyncClient | None = None
 
@@ -112,9 +112,9 @@ class ProviderHttp:
     def check_answer(self, answer: dict[str, str]) -> str:
         """Return the code of an answer to the browser; raises DeniedUpstream or SignInRefused."""
         if (error := answer.get("error")) == "access_denied":
-            raise DeniedUpstream(f"{self.said.name} says access_denied")
+            raise DeniedUpstream(f"{self.config.name} says access_denied")
         if error:
-            self.refuse(f"{self.said.name} says {error[:MOST_ERROR_LENGTH]}")
+            self.refuse(f"{self.config.name} says {error[:MOST_ERROR_LENGTH]}")
         if not (code := answer.get("code")):
             self.refuse("the callback has no code")
         return code
@@ -122,7 +122,7 @@ class ProviderHttp:
     def make_query(self, parked: Parked, scopes: tuple[str, ...], **more: str) -> str:
         """Return the query that asks a provider who somebody is."""
         challenge = base64.urlsafe_b64encode(sha256(parked.verifier.encode()).digest()).rstrip(b"=").decode()
-        return urlencode({"response_type": "code", "client_id": self.said.client_id, "redirect_uri": self.callback,
+        return urlencode({"response_type": "code", "client_id": self.config.client_id, "redirect_uri": self.callback,
                           "scope": " ".join(scopes), "state": parked.state, "code_challenge": challenge,
                           "code_challenge_method": "S256", **more}, quote_via=quote)
 
@@ -174,7 +174,7 @@ class OpenId(ProviderHttp):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        url = self.said.discovery_url
+        url = self.config.discovery_url
         self.url = url if url.endswith(DISCOVERY) else url.rstrip("/") + DISCOVERY
         self.known: Discovery | None = None
         self.read_at = float("-inf")
@@ -191,7 +191,7 @@ class OpenId(ProviderHttp):
             except SignInRefused as refusal:
                 if self.known is None:
                     raise
-                log.warning("the discovery document of %s stays as it was: %s", self.said.name, refusal.because)
+                log.warning("the discovery document of %s stays as it was: %s", self.config.name, refusal.because)
         assert self.known is not None
         return self.known
 
@@ -212,7 +212,7 @@ class OpenId(ProviderHttp):
         prompt = " ".join(word for word in parked.prompt.split() if word in ("login", "select_account"))
         more = {"nonce": parked.nonce, **({"prompt": prompt} if prompt else {})}
         joint = "&" if urlsplit(discovery.authorization_endpoint).query else "?"
-        return f"{discovery.authorization_endpoint}{joint}{self.make_query(parked, self.said.scopes, **more)}"
+        return f"{discovery.authorization_endpoint}{joint}{self.make_query(parked, self.config.scopes, **more)}"
 
     async def prove_person(self, answer: dict[str, str], parked: Parked) -> Person:
         """Return whom the provider names."""
@@ -223,25 +223,25 @@ class OpenId(ProviderHttp):
         code = self.check_answer(answer)
         tokens = await self.exchange(discovery, code, parked)
         claims = await self.prove_token(discovery, tokens.id_token, parked.nonce)
-        wanted = {"email", self.said.groups_claim}
+        wanted = {"email", self.config.groups_claim}
         if tokens.access_token and discovery.userinfo_endpoint and not wanted <= claims.keys():
             more = await self.call("GET", discovery.userinfo_endpoint, dict[str, Any],
                                    headers={**AS_JSON, "authorization": f"Bearer {tokens.access_token}"})
             if more.get("sub") != claims["sub"]:
                 self.refuse("userinfo is about somebody else")
             claims = {**more, **claims}
-        return read_person(self.said, discovery.issuer, claims)
+        return read_person(self.config, discovery.issuer, claims)
 
     async def exchange(self, discovery: Discovery, code: str, parked: Parked) -> Tokens:
         """Exchange a code for an ID token."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self.callback,
                 "code_verifier": parked.verifier}
-        headers, secret = dict(AS_JSON), self.said.client_secret
+        headers, secret = dict(AS_JSON), self.config.client_secret
         if secret and "client_secret_basic" in discovery.token_endpoint_auth_methods_supported:
-            pair = f"{quote(self.said.client_id, safe='')}:{quote(secret, safe='')}"        # RFC 6749 2.3.1
+            pair = f"{quote(self.config.client_id, safe='')}:{quote(secret, safe='')}"        # RFC 6749 2.3.1
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
-            form |= {"client_id": self.said.client_id, **({"client_secret": secret} if secret else {})}
+            form |= {"client_id": self.config.client_id, **({"client_secret": secret} if secret else {})}
         return await self.call("POST", discovery.token_endpoint, Tokens, data=form, headers=headers)
 
     def is_issuer(self, issuer: Any) -> bool:
@@ -261,7 +261,7 @@ class OpenId(ProviderHttp):
                 raise jwt.Flaw("the ID token is too long")
             content = await self.verify(token)
             claims = jwt.decode_strictly(content, IdToken)
-            if flaw := find_flaw_of_identity(claims, discovery.issuer, self.said.client_id, nonce, self.now()):
+            if flaw := find_flaw_of_identity(claims, discovery.issuer, self.config.client_id, nonce, self.now()):
                 raise jwt.Flaw(flaw)
             return msgspec.json.decode(content, type=dict[str, Any])
         except jwt.UNFIT as error:
@@ -338,19 +338,19 @@ class GitHub(ProviderHttp):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.issuer = self.said.discovery_url.rstrip("/") or GITHUB
+        self.issuer = self.config.discovery_url.rstrip("/") or GITHUB
         self.api = GITHUB_API if self.issuer == GITHUB else f"{self.issuer}/api/v3"
-        self.title = self.said.title or "GitHub"
+        self.title = self.config.title or "GitHub"
 
     async def name_login_url(self, parked: Parked) -> str:
         """Return where the browser goes."""
-        scopes = FOR_GITHUB if self.said.scopes == FOR_OIDC else self.said.scopes
+        scopes = FOR_GITHUB if self.config.scopes == FOR_OIDC else self.config.scopes
         more = {"prompt": "select_account"} if "select_account" in parked.prompt.split() else {}
         return f"{self.issuer}/login/oauth/authorize?{self.make_query(parked, scopes, **more)}"
 
     async def prove_person(self, answer: dict[str, str], parked: Parked) -> Person:
         """Return whom GitHub names."""
-        form = {"client_id": self.said.client_id, "client_secret": self.said.client_secret,
+        form = {"client_id": self.config.client_id, "client_secret": self.config.client_secret,
                 "code": self.check_answer(answer), "redirect_uri": self.callback, "code_verifier": parked.verifier}
         tokens = await self.call("POST", f"{self.issuer}/login/oauth/access_token", GitHubTokens, data=form,
                                  headers=AS_JSON)
@@ -361,4 +361,4 @@ class GitHub(ProviderHttp):
         user = await self.call("GET", f"{self.api}/user", GitHubUser, headers=headers)
         emails = await self.call("GET", f"{self.api}/user/emails", list[GitHubEmail], headers=headers)
         email = next((address.email for address in emails if address.primary and address.verified), "")
-        return Person(self.said.name, self.issuer, str(user.id), read_email(email), (user.name or user.login)[:200])
+        return Person(self.config.name, self.issuer, str(user.id), read_email(email), (user.name or user.login)[:200])

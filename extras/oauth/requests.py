@@ -72,8 +72,8 @@ async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tu
     if state is not None and len(state) > MOST_STATE_LENGTH:
         raise BadRequestPage(f"the state of the request is longer than {MOST_STATE_LENGTH} characters")
     back = AuthorizationRequest(client.client_id, redirect_uri, state, frozenset(), "", "")
-    if no := find_refusal(query):
-        raise RefusedRequest(back, *no)
+    if refusal := find_refusal(query):
+        raise RefusedRequest(back, *refusal)
     if (resource := find_resource(server.issuer, query.get("resource"))) is None:
         raise RefusedRequest(back, "invalid_target", "resource is not served here; it is one of "
                              + ", ".join(list_resources(server.issuer)))

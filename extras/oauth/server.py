@@ -111,8 +111,8 @@ class Endpoint:
     async def _answer(self, scope: connection.Scope, receive: connection.Receive) -> wire.Answer:
         # Order: counted first, or the refusal would take the place of tokens whose code is spent.
         if (too_many := await self.server.passing(scope)) is not None:
-            no = wire.as_oauth_error(too_many)
-            return wire.Answer(no.status, no.body(), headers=no.headers)
+            error = wire.as_oauth_error(too_many)
+            return wire.Answer(error.status, error.body(), headers=error.headers)
         try:
             return await self._handle(scope, receive)
         except wire.OAuthError as refusal:
@@ -138,11 +138,11 @@ class Endpoint:
         return await handler(self.server, wire.Request(scope, body, address))
 
 
-def refuse(server: AuthorizationServer, scope: connection.Scope, no: wire.OAuthError) -> wire.Answer:
+def refuse(server: AuthorizationServer, scope: connection.Scope, refusal: wire.OAuthError) -> wire.Answer:
     """Answer with a refusal, and note its real reason."""
     server.auditor.note(server.settings.default_tenant_id, "oauth_refused", "info", place=scope["asyncgate.address"],
-                        path=scope["path"], code=no.code, reason=no.because)
-    return wire.Answer(no.status, no.body(), headers=no.headers)
+                        path=scope["path"], code=refusal.code, reason=refusal.because)
+    return wire.Answer(refusal.status, refusal.body(), headers=refusal.headers)
 
 
 async def receive_body(receive: connection.Receive, seconds: float) -> bytes:

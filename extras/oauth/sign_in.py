@@ -246,15 +246,15 @@ class SignIn:
         answer.headers.append(drop_parked(self.server, parked))
         return answer
 
-    async def refuse(self, parked: Parked, no: admission.SignInRefused,
+    async def refuse(self, parked: Parked, refusal: admission.SignInRefused,
                      headers: list[tuple[bytes, bytes]]) -> wire.Answer:
         """Tell a person why not, with a way back to the client, which is told too then."""
-        self.note("sign_in_refused", no.because, provider=parked.provider)
-        back = requests.redirect_back(self.server, parked.asked, error=no.code,
+        self.note("sign_in_refused", refusal.because, provider=parked.provider)
+        back = requests.redirect_back(self.server, parked.asked, error=refusal.code,
                                       error_description="the person may not sign in")
         client = await self.find_client(parked)
         link = pages.show_link(f"Back to {client.name}", dict(back.headers)[b"location"].decode("ascii"))
-        return pages.show_error("You cannot sign in", str(no), link, status=403, headers=headers)
+        return pages.show_error("You cannot sign in", str(refusal), link, status=403, headers=headers)
 
     # What the browser brings.
 

@@ -98,8 +98,8 @@ def answer_json(value: Any, *headers: tuple[bytes, bytes]) -> Answer:
     return Answer(200, encode_json(value), JSON, list(headers))
 
 
-def as_oauth_error(no: errors.GateError) -> OAuthError:
+def as_oauth_error(refusal: errors.GateError) -> OAuthError:
     """Turn a refusal of the gate into one of RFC 6749."""
-    code = {429: "temporarily_unavailable", 503: "temporarily_unavailable"}.get(no.status, "invalid_request")
-    wait = [(b"retry-after", b"%d" % no.more["retry_after"])] if "retry_after" in no.more else []
-    return OAuthError(code, str(no), no.status, headers=wait)
+    code = {429: "temporarily_unavailable", 503: "temporarily_unavailable"}.get(refusal.status, "invalid_request")
+    wait = [(b"retry-after", b"%d" % refusal.more["retry_after"])] if "retry_after" in refusal.more else []
+    return OAuthError(code, str(refusal), refusal.status, headers=wait)

@@ -231,7 +231,7 @@ class Counted(Struct):
     tenant_id: str
     event: str
     severity: wire_admin.Severity
-    said: dict[str, Any]
+    facts: dict[str, Any]
     uses: int = 0
 
 
@@ -298,9 +298,9 @@ class Auditor:
         await self.flush()
 
     def note(self, tenant_id: str, event: str, severity: wire_admin.Severity, *, place: str | None = None,
-             **said: Any) -> None:
+             **facts: Any) -> None:
         """Note an event; events of strangers have a budget for each address."""
-        raw = to_canonical(details := {**current_visitor(), **said})
+        raw = to_canonical(details := {**current_visitor(), **facts})
         if (body := self.bodies.get(raw)) is None:      # kept for a second, because in a flood most lines are equal
             body = body_of_line(self.engine.settings, details)
             if len(self.bodies) < MOST_NOTED:
@@ -317,11 +317,12 @@ class Auditor:
         if not times:       # repeats go to the process's own log when the line is written
             log_line(severity, event, tenant_id, body)
 
-    def note_refusal(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
+    def note_refusal(self, caller: Caller, refusal: errors.GateError, operation: str,
+                     ask: wire.Ask | None = None) -> None:
         """Note a refusal that concerns security."""
-        if not no.noted:
-            no.noted = True
-            self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
+        if not refusal.noted:
+            refusal.noted = True
+            self._judge(caller, operation, refusal.code, str(refusal), refusal.more.get("reason"), ask)
 
     def note_refused_items(self, caller: Caller, operation: str, reply: wire.Items) -> None:
         """Note the refused items of a batch."""
@@ -345,17 +346,17 @@ class Auditor:
         elif code in FOREIGN and not (FOREIGN[code] == "lease_id" and getattr(ask, "task_id", None)):
             self.suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
 
-    def note_stranger(self, no: errors.GateError, shown: str | None = None) -> None:
+    def note_stranger(self, refusal: errors.GateError, shown: str | None = None) -> None:
         """Note a refused credential in the operator's audit log, and in that of its tenant if it is known."""
-        if no.code in EVENTS and not no.noted:
-            no.noted = True
-            reason, message = no.because or (no.code, str(no))
+        if refusal.code in EVENTS and not refusal.noted:
+            refusal.noted = True
+            reason, message = refusal.because or (refusal.code, str(refusal))
             place = group_address((visit.get() or {}).get("asyncgate.address") or "")
-            tenant_id, facts = no.whose or (self.engine.settings.default_tenant_id, {})
-            if no.whose is None and shown is not None and shown.startswith(KEY_PREFIX):
+            tenant_id, facts = refusal.whose or (self.engine.settings.default_tenant_id, {})
+            if refusal.whose is None and shown is not None and shown.startswith(KEY_PREFIX):
                 self.suspect(NOBODY, "shown_key", shown[ID_START:ID_END])
             for log_of in {self.engine.settings.default_tenant_id: None, tenant_id: None}:
-                self.note(log_of, *EVENTS[no.code], place=place, reason=reason, message=message,
+                self.note(log_of, *EVENTS[refusal.code], place=place, reason=reason, message=message,
                           **(facts if log_of == tenant_id else {}))
 
     def tally(self, caller: Caller, event: str, severity: wire_admin.Severity, **details: Any) -> None:
@@ -418,7 +419,7 @@ class Auditor:
         self.noticed = {key: at for key, at in self.noticed.items() if now - at < NOTICE_SECONDS}
         for key, counted in list(self.counted.items()):
             if counted.uses:
-                self.note(counted.tenant_id, counted.event, counted.severity, **counted.said, uses=counted.uses)
+                self.note(counted.tenant_id, counted.event, counted.severity, **counted.facts, uses=counted.uses)
                 counted.uses = 0
             else:
                 del self.counted[key]
@@ -512,9 +513,9 @@ class Auditor:
     async def _look_up(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
             if name == "shown_key":
-                if (found := await self.engine.backend.find_key(id)) is not None:
+                if (issued := await self.engine.backend.find_key(id)) is not None:
                     place = group_address(str(where.get("ip") or ""))
-                    self.note(found[0], *EVENTS["unauthenticated"], place=place, **where, about_key=id,
+                    self.note(issued[0], *EVENTS["unauthenticated"], place=place, **where, about_key=id,
                               reason="wrong_secret", message="a key of this tenant was shown with a wrong secret")
             elif await self._is_foreign(caller.tenant_id, name, id):
                 self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **describe_caller(caller),

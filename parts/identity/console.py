@@ -191,9 +191,9 @@ class Expiring(Struct):
 
 def refuse_session(code: str, why: str) -> errors.InvalidToken:
     """Refuse a session; the reason is only for the audit log."""
-    no = errors.InvalidToken("this session of the console has ended; sign in again")
-    no.because = code, why
-    return no
+    refusal = errors.InvalidToken("this session of the console has ended; sign in again")
+    refusal.because = code, why
+    return refusal
 
 
 def require_own_page(scope: connection.Scope, public_origin: str) -> None:

@@ -370,13 +370,13 @@ class Guard(Extension):
                 scope["asyncgate.limits"] = limit_headers(verdict)
             raise
 
-    async def _create_beyond(self, caller: Caller, bucket: Bucket, no: errors.RateLimitExceeded, number: int,
+    async def _create_beyond(self, caller: Caller, bucket: Bucket, refusal: errors.RateLimitExceeded, number: int,
                              create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Answer creations that are more than the limit has left: the repeated ones, and if they fit, the new ones."""
-        reply = await create(replace(caller, no_new_tasks=no))
+        reply = await create(replace(caller, no_new_tasks=refusal))
         if not reply.repeats:
-            raise no
-        new = sum(error.error == no.code for error in list_refusals(reply))
+            raise refusal
+        new = sum(error.error == refusal.code for error in list_refusals(reply))
         if new and (await self.limits.take([bucket], new)).admitted:
             return await self._create_counted(caller, bucket, number, new, create)
         return reply
@@ -495,15 +495,16 @@ class Guard(Extension):
             for bucket in buckets:
                 await self.limits.take([bucket], cost)
 
-    def refused_call(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
+    def refused_call(self, caller: Caller, refusal: errors.GateError, operation: str,
+                     ask: wire.Ask | None = None) -> None:
         """Note the refusal of one call of a request that has several."""
-        self.auditor.note_refusal(caller, no, operation, ask)
+        self.auditor.note_refusal(caller, refusal, operation, ask)
 
-    def refused(self, scope: connection.Scope, no: errors.GateError, ask: wire.Ask | None = None) -> None:
+    def refused(self, scope: connection.Scope, refusal: errors.GateError, ask: wire.Ask | None = None) -> None:
         """Note a refusal that concerns security; each is noted once."""
         if "asyncgate.address" not in scope:
             self._note_visit(scope, scope["headers"])
         if (caller := scope.get("asyncgate.caller")) is None:
-            self.auditor.note_stranger(no)
+            self.auditor.note_stranger(refusal)
         else:
-            self.auditor.note_refusal(caller, no, scope.get("asyncgate.operation", ""), ask)
+            self.auditor.note_refusal(caller, refusal, scope.get("asyncgate.operation", ""), ask)

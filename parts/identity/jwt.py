@@ -237,11 +237,11 @@ class AccessTokens:
 
 def make_token_refusal(wrong: Exception) -> errors.InvalidToken:
     """Make the refusal of an access token; the reason is only for the audit log."""
-    no = errors.InvalidToken(
+    refusal = errors.InvalidToken(
         "this access token is invalid: it has expired, was revoked, or is not for this gate; get a new "
         "one from its issuer")
-    no.because = reason_of(wrong)
-    return no
+    refusal.because = reason_of(wrong)
+    return refusal
 
 
 class Unproven(Struct):

@@ -152,8 +152,8 @@ def close_periods(keys: list[tuple[str, ...]], until: int, work: Work) -> tuple[
     book = Book(work.tenant_id, head, meters)
     for event in book.close(until, floor_to(until, DAY_SECONDS)):
         work.keep_record(event)
-    for one in book.taken:
-        work.drop_record(stored.Meter, *stored.key_of(one))
+    for meter in book.taken:
+        work.drop_record(stored.Meter, *stored.key_of(meter))
     if book.head != head:
         work.keep_record(book.head)
     return book.written, book.written >= MOST_EVENTS

@@ -164,7 +164,7 @@ def stamp_files(path: str) -> list[tuple[int, int, int] | None]:
 def read_signing_keys(path: str) -> list[SigningKey]:
     """Read both files: the current key first, then the retired ones, the youngest first."""
     [key] = read_key_file(path, "private_key_path")
-    retired = [one for one in read_retired(path) if one.key.kid != key.kid]     # a rotation may just be under way
+    retired = [old for old in read_retired(path) if old.key.kid != key.kid]     # a rotation may just be under way
     return [SigningKey(key, public_half(key), os.stat(path).st_mtime), *sorted(retired, key=lambda key: -key.since)]
 
 

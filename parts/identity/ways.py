@@ -48,9 +48,9 @@ class Keys:
         """Return the caller of a key; raises InvalidToken for an invalid key."""
         caller = await self.keys.caller(token, address)
         if caller is None and token is not None and token.startswith(KEY_PREFIX):
-            no = errors.InvalidToken("this credential is invalid")
-            no.whose, no.because = self.keys.explain_refusal(token)
-            raise no
+            refusal = errors.InvalidToken("this credential is invalid")
+            refusal.whose, refusal.because = self.keys.explain_refusal(token)
+            raise refusal
         return caller
 
 

@@ -736,10 +736,10 @@ def test_each_broken_invariant_is_found_and_no_other(broken: str, forge: Callabl
     f = truth()
     forge(f)
 
-    found = violations(f.calls, f.final)
+    reported = violations(f.calls, f.final)
 
-    assert found != []
-    assert {violation.partition(":")[0] for violation in found} == {broken}, found
+    assert reported != []
+    assert {violation.partition(":")[0] for violation in reported} == {broken}, reported
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["carried out", "lost"])
@@ -791,7 +791,7 @@ def limited(most: int, *, key: str = "", other: str = "", holds: bool = True, be
         f.end.holds |= {("openai", of, name)} if holds else set()
         if between:
             f.call("set_limit", "root", None if error else {}, error, name="openai", concurrency_total=9)
-    return [found for found in violations(f.calls, f.final) if found.startswith("LIMITS")]
+    return [violation for violation in violations(f.calls, f.final) if violation.startswith("LIMITS")]
 
 
 def test_leases_beyond_a_limit_and_slots_that_leak_are_found() -> None:

@@ -622,11 +622,11 @@ async def test_nor_do_several_filters_make_a_list_look_at_more(
     async with connected(cluster.admin_url("full")) as root:
         judge = await Judge.of(root)
     async with session(databases[database]) as db, listening(databases["full"]) as (backend, sent):
-        for (_, one), (_, other) in itertools.combinations(FILTERED_BY[2:], 2):
-            if not {*one} & {*other}:
+        for (_, first), (_, second) in itertools.combinations(FILTERED_BY[2:], 2):
+            if not {*first} & {*second}:
                 sent.clear()
-                await backend.page(TENANT, filtered(*IDS, **{**one, **other}))
-                assert await all_faults(db, judge, dict.fromkeys(sent)) == [], (one, other)
+                await backend.page(TENANT, filtered(*IDS, **{**first, **second}))
+                assert await all_faults(db, judge, dict.fromkeys(sent)) == [], (first, second)
 
 
 @pytest.mark.parametrize("database", ["empty", "full"])

@@ -56,18 +56,18 @@ def reset(link: socket.socket) -> None:
 
 
 def test_a_request_that_is_too_large_is_told_so_and_not_sent_again_and_again() -> None:
-    with answering(reset) as (url, calls), SyncGate(url) as gate, pytest.raises(Refusal) as no:
+    with answering(reset) as (url, calls), SyncGate(url) as gate, pytest.raises(Refusal) as refusal:
         gate.submit("t", LARGE)
 
-    assert (no.value.status, no.value.code, len(calls)) == (413, "payload_too_large", 2)
-    assert "8,000," in str(no.value)
+    assert (refusal.value.status, refusal.value.code, len(calls)) == (413, "payload_too_large", 2)
+    assert "8,000," in str(refusal.value)
 
 
 def test_a_gate_refuses_a_large_request_with_413() -> None:
-    with Gate(port=0) as gate, pytest.raises(Refusal) as no:
+    with Gate(port=0) as gate, pytest.raises(Refusal) as refusal:
         gate.submit("t", LARGE)
 
-    assert no.value.status == 413
+    assert refusal.value.status == 413
 
 
 def test_only_who_hangs_up_at_once_and_has_never_answered_may_speak_tls() -> None:

@@ -317,10 +317,11 @@ async def test_a_gate_that_asks_for_more_time_than_there_is_is_not_asked_again(w
     no_room = {"error": "overloaded", "message": "come back later"}
     wire.next.append({"status": 503, "retry_after": 3600, "body": no_room})
     async with both(wire.url, via) as (gate, _):
-        with pytest.raises(Refusal, match="come back later") as no:
+        with pytest.raises(Refusal, match="come back later") as refusal:
             await gate.list_tasks()
 
-    assert (no.value.status, no.value.code, no.value.retry_after, len(wire.seen)) == (503, "overloaded", 3600, 1)
+    shown = (refusal.value.status, refusal.value.code, refusal.value.retry_after, len(wire.seen))
+    assert shown == (503, "overloaded", 3600, 1)
 
 
 @vias

@@ -44,11 +44,11 @@ def portal() -> Iterator[Portal]:
 async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: str, via: Any) -> None:
     portal.answer = FOREIGN[what]
     async with AsyncGate(portal.url, TOKEN, via=via, agent_id="ada") as client:
-        with pytest.raises(NotAGate, match=f"what answers at {portal.url} {SAYING}.+") as no:
+        with pytest.raises(NotAGate, match=f"what answers at {portal.url} {SAYING}.+") as error:
             await client.get_task("t1")
 
-    assert isinstance(no.value, Unreachable)
-    assert "\n" not in str(no.value)
+    assert isinstance(error.value, Unreachable)
+    assert "\n" not in str(error.value)
 
 
 @each("operation", sorted(CALLS.keys() - SHORT_REPLIES))

@@ -868,16 +868,16 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
 
 def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
     heart, pulse = Heart("http://127.0.0.1:9", "", {}, 30, 0.0), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
-    no, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
+    refusal, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
     heart.keep(pulse)
     heart.tell(pulse, old)
     heart.tell(pulse, new)      # while the old one is on its way
 
-    heart._refused(pulse, "report_progress", no, old)
+    heart._refused(pulse, "report_progress", refusal, old)
     assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (new, None, False)
 
-    heart._refused(pulse, "report_progress", no, new)
-    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (None, no, True)
+    heart._refused(pulse, "report_progress", refusal, new)
+    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (None, refusal, True)
 
 
 async def test_several_tasks_are_done_at_a_time_and_no_more(gate: AsyncHttp) -> None:
@@ -1328,10 +1328,10 @@ async def test_a_worker_that_is_refused_from_the_start_ends(gate: AsyncHttp) -> 
     worker = Worker(gate.url, "w", token="wrong", state=None)
     worker.task("t")(lambda page: page)
 
-    with pytest.raises(Refusal, match="credential") as no:
+    with pytest.raises(Refusal, match="credential") as refusal:
         await worker.serve()
 
-    assert no.value.status == 401
+    assert refusal.value.status == 401
 
 
 async def test_a_worker_whose_claims_are_refused_from_the_start_ends(gate: AsyncHttp) -> None:

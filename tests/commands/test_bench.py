@@ -398,11 +398,11 @@ def test_a_slow_disk_shows_how_many_clients_share_a_commit(tmp_path: Path) -> No
 def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(number: int) -> None:
     known = generate()
 
-    one, another = make_bad_key(known, number), make_bad_key(known, number)
+    bad, worse = make_bad_key(known, number), make_bad_key(known, number)
 
-    assert parse(one) is not None
-    assert (one[:ID_END] == known[:ID_END]) is (number % 2 == 0)
-    assert len({one, another, known}) == 3
+    assert parse(bad) is not None
+    assert (bad[:ID_END] == known[:ID_END]) is (number % 2 == 0)
+    assert len({bad, worse, known}) == 3
 
 
 # By itself.

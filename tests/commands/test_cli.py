@@ -522,7 +522,8 @@ def test_a_short_id_of_several_is_refused_with_those_that_are_meant(run: Run, ki
     ids = [created(run, kind) for _ in range(2)]
 
     # All of it: the tasks of other tests may share a shorter beginning.
-    common = "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ids, strict=True)))
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ids, strict=True))
+    common = "".join(digit for digit, _ in alike)
     refused = run("get-task", common)
 
     assert refused.exit_code == 2

@@ -339,17 +339,17 @@ def test_every_kind_of_record_comes_along_but_for_what_is_counted_anew() -> None
 
 @by_way(WITHIN[0])
 async def test_the_gate_that_is_copied_here_has_rows_of_every_kind(source: str) -> None:
-    found = (await rows_at(source))[HOME]
+    tables = (await rows_at(source))[HOME]
 
-    assert {name for name, rows in found.items() if not rows} == set()
-    assert {task.status for task in found["tasks"]} == {*UNFINISHED, "succeeded", "failed", "canceled"}
-    assert any(task.status == "succeeded" and task.owed for task in found["tasks"])
-    assert any(task.held for task in found["tasks"])
-    assert any(len(receipt.parents) > 1 for receipt in found["receipts"])
-    assert {receipt.delivered_at is None for receipt in found["receipts"]} == {True, False}
-    assert len({presence.kind for presence in found["presences"]}) < len(found["presences"])
-    assert {key.revoked_at is None for key in found["api_keys"]} == {True, False}
-    assert [line.number for line in found["audit"]] == [*range(1, found["audit_heads"][0].number + 1)]
+    assert {name for name, rows in tables.items() if not rows} == set()
+    assert {task.status for task in tables["tasks"]} == {*UNFINISHED, "succeeded", "failed", "canceled"}
+    assert any(task.status == "succeeded" and task.owed for task in tables["tasks"])
+    assert any(task.held for task in tables["tasks"])
+    assert any(len(receipt.parents) > 1 for receipt in tables["receipts"])
+    assert {receipt.delivered_at is None for receipt in tables["receipts"]} == {True, False}
+    assert len({presence.kind for presence in tables["presences"]}) < len(tables["presences"])
+    assert {key.revoked_at is None for key in tables["api_keys"]} == {True, False}
+    assert [line.number for line in tables["audit"]] == [*range(1, tables["audit_heads"][0].number + 1)]
 
 
 @by_way(*WITHIN, *WAYS)

@@ -54,7 +54,7 @@ def site(built: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(site: dict[str, str]) -> dict[str, Found]:
+def pages(site: dict[str, str]) -> dict[str, Found]:
     return {name: Found(text) for name, text in site.items() if name.endswith(".html")}
 
 
@@ -124,14 +124,14 @@ def test_every_page_is_there_as_html_and_as_markdown(site: dict[str, str]) -> No
 
 
 def test_every_link_leads_to_a_page_and_a_heading_that_are_there(
-    found: dict[str, Found], site: dict[str, str], built: Path
+    pages: dict[str, Found], site: dict[str, str], built: Path
 ) -> None:
     broken = []
-    for name, page in found.items():
+    for name, page in pages.items():
         for link in (link for link in page.links if not OUTSIDE.match(link)):
             there, anchor = urldefrag(link)
             there = there or name
-            if not (built / there).exists() or (anchor and there in found and anchor not in found[there].ids):
+            if not (built / there).exists() or (anchor and there in pages and anchor not in pages[there].ids):
                 broken.append(f"{name}: {link}")
 
     assert broken == []
@@ -146,12 +146,12 @@ def test_every_link_in_the_markdown_leads_to_markdown_or_to_a_picture(site: dict
             and not (built / urldefrag(link)[0]).exists()] == []
 
 
-def test_no_page_loads_anything_from_elsewhere_and_all_work_below_a_path(found: dict[str, Found], built: Path) -> None:
-    loads = {urldefrag(load)[0].partition("?")[0] for page in found.values() for load in page.loads} - {"data:,", ""}
+def test_no_page_loads_anything_from_elsewhere_and_all_work_below_a_path(pages: dict[str, Found], built: Path) -> None:
+    loads = {urldefrag(load)[0].partition("?")[0] for page in pages.values() for load in page.loads} - {"data:,", ""}
 
     assert len(loads) > 10
     assert [load for load in loads if not (built / load).exists()] == []
-    assert [link for page in found.values() for link in page.links if link.startswith("/")] == []
+    assert [link for page in pages.values() for link in page.links if link.startswith("/")] == []
     styles = {load: (built / load).read_text() for load in loads if load.endswith(".css")}
     assert [load for load, text in styles.items() if re.search(r"@import|url\([\"']?(?:https?:)?//", text)] == []
 

@@ -123,7 +123,7 @@ def test_a_credential_does_not_go_over_plain_http_off_this_machine(
 
 @pytest.mark.parametrize("command", [
     ["worker", "echo", "--forget"], ["mcp"], ["archive", "list"], ["receipts", "export", "x"],
-    ["bench", "--seconds", "1"], ["scheduler", "--worker-key", KEY, "--agent-key", KEY]], ids=lambda one: one[0])
+    ["bench", "--seconds", "1"], ["scheduler", "--worker-key", KEY, "--agent-key", KEY]], ids=lambda words: words[0])
 def test_no_other_command_sends_it_either(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,9 +71,9 @@ def test_a_line_says_when_what_about_which_task_and_from_whom_to_whom(gate: Live
 
 def test_only_what_is_asked_for_comes(gate: Live) -> None:
     create(gate, "bob")
-    one, two = create(gate), create(gate)
-    asked = (["--to", "ada"], ["--task", two], ["--type", "task.assigned", "--to", "bob", "--to-kind", "agent"])
-    for more, owners, ids in zip(asked, ("ada", "ada", "bob"), ({one}, {two}, None), strict=True):
+    first, second = create(gate), create(gate)
+    asked = (["--to", "ada"], ["--task", second], ["--type", "task.assigned", "--to", "bob", "--to-kind", "agent"])
+    for more, owners, ids in zip(asked, ("ada", "ada", "bob"), ({first}, {second}, None), strict=True):
         with start(gate, "--all", "--json", *more) as tailing:
             [receipt] = read_lines(tailing, 1)
             interrupt(tailing)

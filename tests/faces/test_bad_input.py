@@ -230,8 +230,9 @@ async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(
             answer = await served.post(path, good | {ITEMS[name]: [bad, *good[ITEMS[name]]]})
             refusals = answer["refused"] if "refused" in answer else [
                 item["error"] for item in answer["results"] if "error" in item]
-            assert [no["error"] for no in refusals if f"{ITEMS[name]}[0]" in no["message"]] == ["invalid_request"]
-            assert not [no for no in refusals if f"{ITEMS[name]}[1]" in no["message"]]
+            assert [refusal["error"] for refusal in refusals
+                    if f"{ITEMS[name]}[0]" in refusal["message"]] == ["invalid_request"]
+            assert not [refusal for refusal in refusals if f"{ITEMS[name]}[1]" in refusal["message"]]
 
 
 @pytest.mark.one_store

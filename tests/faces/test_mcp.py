@@ -298,12 +298,12 @@ async def test_a_message_that_nobody_could_answer_is_refused_in_words_and_nothin
         headers = [*headers[:2], ("mcp-protocol-version", "2025-11-25")]
 
     async with served.unchanged():
-        one, many = [await served.call("POST", "/mcp", json.dumps(given).encode(), headers=headers)
+        single, batch = [await served.call("POST", "/mcp", json.dumps(given).encode(), headers=headers)
                      for given in (message, [message])]
 
-    assert [(answer.status, answer.json()["error"]["code"]) for answer in (one, many)] == [(400, -32600)] * 2
-    assert named in one.json()["error"]["message"]
-    assert "batches" in many.json()["error"]["message"]
+    assert [(answer.status, answer.json()["error"]["code"]) for answer in (single, batch)] == [(400, -32600)] * 2
+    assert named in single.json()["error"]["message"]
+    assert "batches" in batch.json()["error"]["message"]
 
 
 async def test_a_request_without_parameters_and_a_notification_without_an_id_are_good(served: Any) -> None:

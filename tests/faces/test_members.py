@@ -173,11 +173,11 @@ async def test_a_setting_refuses_them_everywhere_or_ignores_them(serve: Any) -> 
     refusing, ignoring = await serve(unknown_members="refuse"), await serve(unknown_members="ignore")
     asked = {**DEMO, "prioritty": 1}
 
-    no, yes = await refusing.call("POST", "/v1/tasks", asked), await ignoring.call("POST", "/v1/tasks", asked)
+    refused, taken = await refusing.call("POST", "/v1/tasks", asked), await ignoring.call("POST", "/v1/tasks", asked)
 
-    assert (no.status, yes.status) == (400, 200)
-    assert "warnings" not in yes.json()
-    assert HEADER not in yes.headers
+    assert (refused.status, taken.status) == (400, 200)
+    assert "warnings" not in taken.json()
+    assert HEADER not in taken.headers
     assert (await bare(refusing, "create_task", **asked))[0]["error"]["data"]["code"] == "invalid_request"
     assert (await ignoring.call("GET", "/v1/tasks?statuss=queued")).status == 400
 
@@ -244,15 +244,15 @@ async def test_an_item_of_a_bad_shape_is_refused_by_itself(served: Any, bad: Any
 
 
 async def test_an_item_that_cannot_be_read_says_which_task_it_named(served: Any) -> None:
-    one, two = await served.leased(), await served.leased()
-    done = {"task_id": one["task_id"], "lease_id": one["lease_id"]}
+    good, bad = await served.leased(), await served.leased()
+    done = {"task_id": good["task_id"], "lease_id": good["lease_id"]}
 
     reply = await served.post("/v1/tasks/complete-batch", {"worker_id": "w1", "tasks": [
-        done, {"task_id": two["task_id"], "lease_id": two["lease_id"], "result_summary": 5}]})
+        done, {"task_id": bad["task_id"], "lease_id": bad["lease_id"], "result_summary": 5}]})
 
     first, second = reply["results"]
     assert first["status"] == "succeeded"
-    assert (second["task_id"], second["error"]["error"]) == (two["task_id"], "invalid_request")
+    assert (second["task_id"], second["error"]["error"]) == (bad["task_id"], "invalid_request")
 
 
 async def test_unknown_members_of_items_are_named_with_their_place(served: Any) -> None:

@@ -276,7 +276,7 @@ async def test_an_explicit_null_in_every_optional_field_means_that_it_is_absent(
 
     if item := ITEMS.get(op.name):
         ((name, items),) = body.items()
-        body = {name: [nulls_of(item) | one for one in items]}
+        body = {name: [nulls_of(item) | entry for entry in items]}
     answer = await served.call(verb, target, nulls_of(op.takes) | body)
 
     assert answer.status == 200, answer
@@ -1013,11 +1013,11 @@ async def test_a_refused_call_leaves_nothing_to_the_garbage_collector(served: An
     gc.collect()
     gc.disable()
     try:
-        no = await served.call("POST", f"/v1/tasks/{OTHER}/complete", {"worker_id": "w1", "lease_id": OTHER})
+        answer = await served.call("POST", f"/v1/tasks/{OTHER}/complete", {"worker_id": "w1", "lease_id": OTHER})
         await asyncio.sleep(0)      # the event loop itself holds it until its next turn
-        kept = [one for one in gc.get_objects() if type(one) is TaskNotFound]
+        kept = [error for error in gc.get_objects() if type(error) is TaskNotFound]
     finally:
         gc.enable()
 
-    refused(no, 404, "task_not_found")
+    refused(answer, 404, "task_not_found")
     assert kept == []

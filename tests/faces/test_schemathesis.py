@@ -172,11 +172,11 @@ def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documente
         answer = call(case, ALWAYS)
 
         if answer.status_code == 400 and label not in NEEDS_MORE:
-            no = answer.json()
+            body = answer.json()
             # JSON Schema takes 1.0 for an integer, the gate does not.
-            told = no["message"]
-            assert no["error"] in BEYOND_SCHEMAS or "got `float`" in told or told.startswith(BEYOND_FIELDS) or any(
-                text in told for text in BEYOND_PATTERNS), no
+            told = body["message"]
+            assert body["error"] in BEYOND_SCHEMAS or "got `float`" in told or told.startswith(BEYOND_FIELDS) or any(
+                text in told for text in BEYOND_PATTERNS), body
 
     made_of(GenerationMode.POSITIVE, label, test)()
 

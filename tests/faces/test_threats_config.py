@@ -382,10 +382,10 @@ def test_h3_a_private_key_that_others_may_use_stops_the_start(tmp_path: Path, na
     Tls(certificate_path=__file__, private_key_path="absent.pem"), Tls(certificate_path="a\0b"),
     Tls(certificate_path="-----BEGIN PRIVATE KEY-----\nabc")])
 def test_h3_half_a_certificate_stops_the_start(tls: Tls) -> None:
-    with pytest.raises(StartupError, match=r"^security\.tls\.(certificate|private_key)_path") as no:
+    with pytest.raises(StartupError, match=r"^security\.tls\.(certificate|private_key)_path") as error:
         require_safe_start(settings(security=SecuritySettings(tls=tls)))
 
-    assert "abc" not in str(no.value)
+    assert "abc" not in str(error.value)
 
 
 GUESSED = ["changeme", "change-me", "CHANGE_ME_PLEASE_NOW", "change-this-in-production", "replace-with-a-secret",
@@ -399,10 +399,10 @@ UNGUESSED = ["0123456789abcdee", "f3b1c8d97a604e52", "correct horse battery stap
 @each("token", GUESSED)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gate.local"])
 def test_h3_a_token_that_can_be_guessed_stops_the_start_off_loopback(host: str, token: str) -> None:
-    with pytest.raises(StartupError, match=r"^api_key is ") as no:
+    with pytest.raises(StartupError, match=r"^api_key is ") as error:
         require_safe_start(settings(host, api_key=token))
 
-    assert len(token) < 3 or token not in str(no.value)
+    assert len(token) < 3 or token not in str(error.value)
     require_safe_start(settings(api_key=token))
 
 
@@ -477,10 +477,10 @@ def test_h5_a_secret_given_twice_is_refused_even_if_it_is_the_same(setting: Any,
     secret = "https://ann:hunter2@example.test"
     path = written(tmp_path / "secret", secret.encode())
 
-    with pytest.raises(SettingsError, match=rf"^{re.escape(setting.name)}: given twice") as no:
+    with pytest.raises(SettingsError, match=rf"^{re.escape(setting.name)}: given twice") as error:
         load_settings(environ={setting.environment: secret, f"{setting.environment}_FILE": path})
 
-    assert "hunter2" not in str(no.value)
+    assert "hunter2" not in str(error.value)
 
 
 @pytest.mark.parametrize(("text", "secret"), [

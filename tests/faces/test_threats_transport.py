@@ -607,8 +607,8 @@ def test_f2_idle_connections_of_strangers_keep_nobody_out(start: Callable[..., A
             admin.sendall(request)
             assert admin.recv(65536).startswith(b"HTTP/1.1 200")
     assert idle[0].recv(1) == b"", "the oldest was closed"
-    for one in idle:
-        one.close()
+    for connection in idle:
+        connection.close()
 
 
 # Who leaves.

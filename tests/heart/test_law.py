@@ -135,10 +135,10 @@ def test_ids_never_run_backwards_whatever_the_clock_does() -> None:
 
 
 def test_ids_of_two_processes_on_one_clock_order_by_age_to_half_a_microsecond() -> None:
-    one, other = Ids(), Ids()
+    first, second = Ids(), Ids()
     moments = [1_700_000_000.0 + tick / 2_000_000 for tick in range(1000)]
 
-    made = [(one, other)[number % 2].new(now) for number, now in enumerate(moments)]
+    made = [(first, second)[number % 2].new(now) for number, now in enumerate(moments)]
 
     assert made == sorted(made)
 

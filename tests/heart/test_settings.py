@@ -511,13 +511,13 @@ def test_a_flag_reaches_into_a_group_by_its_dotted_name(load: Load) -> None:
 
 
 def test_the_environment_names_the_file_unless_a_flag_does(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
-    one.write_text("port: 1001")
-    other.write_text("port: 1002")
-    environ = {"ASYNCGATE_CONFIG": str(one)}
+    first, second = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    first.write_text("port: 1001")
+    second.write_text("port: 1002")
+    environ = {"ASYNCGATE_CONFIG": str(first)}
 
     assert load_settings(None, environ).settings.port == 1001
-    assert load_settings(str(other), environ).settings.port == 1002
+    assert load_settings(str(second), environ).settings.port == 1002
 
 
 @each("setting", list_settings(Settings))
@@ -672,7 +672,7 @@ def test_an_unknown_flag_stops_the_start(load: Load) -> None:
 )
 @pytest.mark.parametrize("layer", ["file", "environment", "flag"])
 def test_a_value_out_of_range_is_refused_in_every_layer(load: Load, layer: str, name: str, low: str, high: str) -> None:
-    (setting,) = [one for one in list_settings(Settings) if one.name == name]
+    (setting,) = [setting for setting in list_settings(Settings) if setting.name == name]
     given: dict[str, Callable[[str], str]] = {
         "file": lambda text: refusal(load, f"{name}: {text}"),
         "environment": lambda text: refusal(load, environ={setting.environment: text}),
@@ -718,7 +718,7 @@ def test_a_value_out_of_range_is_refused_in_every_layer(load: Load, layer: str, 
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_the_kind_it_takes(load: Load, name: str, text: str) -> None:
-    (setting,) = [one for one in list_settings(Settings) if one.name == name]
+    (setting,) = [setting for setting in list_settings(Settings) if setting.name == name]
 
     message = refusal(load, environ={setting.environment: text})
 
@@ -788,7 +788,7 @@ def test_a_setting_of_the_ledger_has_two_spellings_in_every_layer(load: Load, ol
 
 @pytest.mark.parametrize("setting",
                          [setting for setting in list_settings(Settings) if setting.name.startswith("ledger.")],
-                         ids=lambda one: one.name)
+                         ids=lambda setting: setting.name)
 def test_every_setting_that_was_below_memorygate_is_still_read_there(load: Load, setting: Setting) -> None:
     new = {f"ledger.{name}" for name in ("profile", "dialect", "source_system", "contents", "adopt_seconds",
                                        "compare_interval_seconds")}

@@ -59,7 +59,7 @@ def test_no_header_makes_it_fail_and_what_it_takes_is_bounded(parent: bytes, sta
 
 
 @given(st.text("ab=,@ \t-", max_size=600))
-def test_a_state_that_is_taken_is_taken_again(said: str) -> None:
-    once = read_state(said)
+def test_a_state_that_is_taken_is_taken_again(text: str) -> None:
+    once = read_state(text)
 
     assert once is None or (read_state(once) == once and len(once) <= LONGEST_STATE)

@@ -770,8 +770,8 @@ def test_the_first_key_administers_the_gate_from_the_command_line(alone: tuple[L
     assert asked("set-limits", tenant, "--tier", "paid")["tasks_per_hour"] == 10_000
     assert asked("get-limits", "--tenant", tenant)["tier"] == "paid"
     assert "suspended_at" in asked("suspend-tenant", tenant, "--reason", "tried")
-    assert [one["name"] for one in asked("list-tenants")["tenants"]] == ["", "ours"]
-    assert [one["key_id"] for one in asked("list-keys", "--tenant", tenant)["keys"]] == sorted(
+    assert [row["name"] for row in asked("list-tenants")["tenants"]] == ["", "ours"]
+    assert [row["key_id"] for row in asked("list-keys", "--tenant", tenant)["keys"]] == sorted(
         [issued["key"]["key_id"], rotated["key"]["key_id"]])
     events = [line["event"] for line in asked("list-audit", "--tenant", tenant)["lines"]]
     assert events == ["tenant_created", "key_issued", "key_rotated", "key_revoked", "tier_changed", "tenant_suspended"]

@@ -613,13 +613,13 @@ class TakenBack(NoRevocations):
 
 async def test_a_token_that_is_taken_back_is_refused_at_once_also_when_remembered(way: AccessTokens) -> None:
     way.revocations = taken = TakenBack()
-    one, other = token(jti="one"), token(jti="other")
-    await way.caller(one)
+    first, second = token(jti="one"), token(jti="other")
+    await way.caller(first)
 
     taken.jtis |= {"one", "other"}
     taken.version += 1
 
-    for shown in (one, other):
+    for shown in (first, second):
         with pytest.raises(InvalidToken):
             await way.caller(shown)
     assert await way.caller(token(jti="third"))

@@ -313,13 +313,13 @@ async def test_a_key_of_a_suspended_tenant_is_refused_until_it_is_not(world: Wor
 
 
 async def test_the_secret_of_one_key_does_not_open_another(world: World) -> None:
-    one, other = world.issue(), world.issue()
-    mixed = key_of(parts(one)[0], parts(other)[1])
+    first, second = world.issue(), world.issue()
+    mixed = key_of(parts(first)[0], parts(second)[1])
 
     assert not await world.lets_in(mixed)
-    assert await world.lets_in(one)
+    assert await world.lets_in(first)
     assert not await world.lets_in(mixed)
-    assert not await world.lets_in(with_wrong_secret(one))
+    assert not await world.lets_in(with_wrong_secret(first))
 
 
 async def test_an_unknown_key_is_refused_without_argon2(world: World) -> None:

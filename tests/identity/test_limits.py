@@ -421,12 +421,12 @@ def test_an_unlimited_caller_is_told_no_limit() -> None:
 def test_the_refusal_is_that_of_the_spec() -> None:
     message = "Tenant API call limit exceeded (1000/hour)"
 
-    no = limit_error(REFUSED)
+    refusal = limit_error(REFUSED)
 
-    assert no.status == 429
-    assert no.body() == {"error": "rate_limit_exceeded", "message": message, "detail": message, "retry_after": 36,
+    assert refusal.status == 429
+    assert refusal.body() == {"error": "rate_limit_exceeded", "message": message, "detail": message, "retry_after": 36,
                          "limit": 1000, "window": "1h"}
-    assert make_refusal_headers(no) == [(b"retry-after", b"36")]
+    assert make_refusal_headers(refusal) == [(b"retry-after", b"36")]
 
 
 @pytest.mark.parametrize(("tier", "counted", "seconds", "message", "window"), [
@@ -438,9 +438,9 @@ def test_the_refusal_is_that_of_the_spec() -> None:
 def test_the_refusal_names_who_what_and_how_long(
     tier: str, counted: str, seconds: int, message: str, window: str
 ) -> None:
-    no = limit_error(msgspec.structs.replace(REFUSED, tier=tier, bucket=counted, window_seconds=seconds))
+    refusal = limit_error(msgspec.structs.replace(REFUSED, tier=tier, bucket=counted, window_seconds=seconds))
 
-    assert (str(no), no.more["window"]) == (message, window)
+    assert (str(refusal), refusal.more["window"]) == (message, window)
 
 
 def test_limits_live_in_memory_unless_the_settings_say_otherwise() -> None:

@@ -71,7 +71,7 @@ def hourly(limit: int, key: str | None = None) -> Bucket:
 AMOUNTS = [0, 1, 2, 3, 7, 100, 999, 1000, 600_000_000]
 limit_and_burst = st.tuples(st.sampled_from([-1, *AMOUNTS, 10**15]), st.sampled_from([*AMOUNTS, 10**15]))
 limits_of_windows = st.tuples(limit_and_burst, st.sampled_from([60, 61, 3600]))
-drawn_from = st.lists(st.tuples(st.sampled_from("abc"), limits_of_windows), max_size=4, unique_by=lambda one: one[0])
+drawn_from = st.lists(st.tuples(st.sampled_from("abc"), limits_of_windows), max_size=4, unique_by=lambda pair: pair[0])
 passing = st.one_of(st.integers(0, 3), st.integers(0, 70_000), st.integers(0, 8_000_000), st.integers(-5000, 0))
 costs = st.one_of(st.just(1), st.integers(0, 8), st.sampled_from([100, 999, 10**6, 600_000_000]))
 steps = st.lists(st.tuples(passing, drawn_from, costs, st.integers(1, 12)), min_size=15, max_size=40)

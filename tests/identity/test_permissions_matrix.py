@@ -183,7 +183,7 @@ async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: H
     for token in (ada, root):
         for name, fields in own.items():
             assert not (await house.ask(name, fields, token=token, facade=facade)).code, name
-    assert [one["task_id"] for one in (await house.good("list_tasks", token=root, facade=facade))["tasks"]] == [task]
+    assert [row["task_id"] for row in (await house.good("list_tasks", token=root, facade=facade))["tasks"]] == [task]
 
 
 @pytest.mark.parametrize("facade", FACADES)

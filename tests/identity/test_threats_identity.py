@@ -514,7 +514,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "audit of foreign ids": (the_audit_of_foreign_ids, Auditor, "suspect", ignore),
     "audit of administration": (the_audit_of_administration, identity_admin, "audit_change", ignore),
     "chain": (the_chain, identity_audit, "link_line", lambda head, line: replace(LINK(head, line), hash="")),
-    "redaction": (the_redaction, identity_audit, "body_of_line", lambda settings, said: to_canonical(said)),
+    "redaction": (the_redaction, identity_audit, "body_of_line", lambda settings, details: to_canonical(details)),
 }
 
 

@@ -232,10 +232,10 @@ def chained(rows: list[Receipt], size: int) -> list[Seal]:
 
 def problems(rows: list[Receipt], seals: list[Seal]) -> list[str]:
     chain = SealChain()
-    for one in seals:
-        chain.add(one)
-    for row in rows:
-        chain.see(row.receipt_id, receipt_digest(row))
+    for row in seals:
+        chain.add(row)
+    for receipt in rows:
+        chain.see(receipt.receipt_id, receipt_digest(receipt))
     return chain.close()
 
 

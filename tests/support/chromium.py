@@ -207,7 +207,7 @@ class Screen:
         self.cdp.send("Network.enable")
         self.cdp.on("Network.loadingFinished", self._count)
         self.cdp.on("Network.responseReceived", self._follow)
-        self.cdp.on("Network.dataReceived", lambda said: self._hear(said.get("data", "")))
+        self.cdp.on("Network.dataReceived", lambda params: self._hear(params.get("data", "")))
 
     def _follow(self, event: dict[str, Any]) -> None:
         """Listen to a stream: it has no body that ends."""

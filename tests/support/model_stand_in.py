@@ -156,7 +156,7 @@ class Endpoint(BaseHTTPRequestHandler):
             self._send(200, self._completion(entry, messages))
 
     def _completion(self, entry: Json, messages: list[Json]) -> Json:
-        last = next((one["content"] for one in reversed(messages) if one["role"] == "tool"), "")
+        last = next((message["content"] for message in reversed(messages) if message["role"] == "tool"), "")
         text = entry.get("say")
         if isinstance(text, str):
             text = text.replace("{last}", last).replace("{known}", messages[0]["content"] + messages[1]["content"])

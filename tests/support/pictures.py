@@ -62,7 +62,7 @@ def predict(filter: int, left: int, up: int, corner: int) -> int:
     """Return what a filter expects a byte to be."""
     if filter == 4:
         near = left + up - corner
-        return min((left, up, corner), key=lambda one: abs(near - one))
+        return min((left, up, corner), key=lambda candidate: abs(near - candidate))
     return (0, left, up, (left + up) // 2)[filter]
 
 

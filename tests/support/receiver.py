@@ -89,7 +89,7 @@ class Receiver:
         self.writers.add(writer)
         with contextlib.suppress(EOFError, OSError):
             line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-            headers = {name.lower(): value for name, _, value in (one.partition(": ") for one in lines)}
+            headers = {name.lower(): value for name, _, value in (header.partition(": ") for header in lines)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             self.came.append(came := Came(line.split()[1], headers, body))
             reply = self.answer(came)

@@ -43,9 +43,9 @@ async def deliveries(gate: Gate, webhook_id: str, **more: Any) -> list[Any]:
 async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
     """Wait until something stored holds: who stores it tells nobody."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (found := await holds()):  # noqa: ASYNC110
+        while not (outcome := await holds()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    return found
+    return outcome
 
 
 async def settled(gate: Gate, webhook_id: str, number: int, state: str = "delivered") -> list[Any]:
@@ -53,8 +53,8 @@ async def settled(gate: Gate, webhook_id: str, number: int, state: str = "delive
     async def enough() -> list[Any]:
         rows = await deliveries(gate, webhook_id, state=state)
         return rows if len(rows) >= number else []
-    found: list[Any] = await until(enough)
-    return found
+    reached: list[Any] = await until(enough)
+    return reached
 
 
 async def state_of(gate: Gate, webhook_id: str) -> Any:

@@ -74,14 +74,14 @@ async def store_receipt(engine: Engine, caller: Caller,
     return results[0]
 
 
-def stored_problem(ask: wire_ledger.StoreReceipts, at: int, no: errors.GateError) -> wire_ledger.Stored:
+def stored_problem(ask: wire_ledger.StoreReceipts, at: int, refusal: errors.GateError) -> wire_ledger.Stored:
     """Return the error of one receipt of many, with its receipt_id if that is readable."""
     try:
         receipt_id = decode_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
         receipt_id = None
     return wire_ledger.Stored(receipt_id if isinstance(receipt_id, str) else None,
-                              error=wire.Problem(no.code, str(no), str(no)))
+                              error=wire.Problem(refusal.code, str(refusal), str(refusal)))
 
 
 def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) -> tuple[str | None, stored.Entry]:

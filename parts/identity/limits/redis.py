@@ -189,7 +189,7 @@ class RedisLimits:
         if self.deny:
             raise errors.LimiterUnavailable("the store of the rate limits does not answer; try again",
                                             retry_after=math.ceil(self.retry_seconds))
-        return self.alone.take_now([divide_bucket(one, self.gates) for one in limited], cost)
+        return self.alone.take_now([divide_bucket(bucket, self.gates) for bucket in limited], cost)
 
     def _failures(self) -> tuple[type[Exception], ...]:
         from redis import RedisError

@@ -132,8 +132,9 @@ def test_the_log_of_a_worker_hides_secrets_whoever_writes(caplog: pytest.LogCapt
 def test_every_tool_gets_a_name_that_endpoints_take() -> None:
     profile = convert_profile({**GOOD, "servers": {"a": PROGRAM, "a_b": PROGRAM}})
     secrets = Secrets(profile, {})
-    one, two = (McpServer(name, server, secrets, profile.limits) for name, server in profile.servers.items())
-    tools = [(one, "b.c"), (two, "c"), (one, "b_c"), (two, "c"), (one, "finish"), (two, "x" * 80), (two, "ünï/code")]
+    first, second = (McpServer(name, server, secrets, profile.limits) for name, server in profile.servers.items())
+    tools = [(first, "b.c"), (second, "c"), (first, "b_c"), (second, "c"), (first, "finish"), (second, "x" * 80),
+             (second, "ünï/code")]
 
     names = list(make_tool_names([(server, Tool(name, "", {})) for server, name in tools], frozenset({"finish"})))
 
@@ -153,7 +154,7 @@ def test_a_conversation_shrinks_by_old_results_first_and_whole_steps_then() -> N
 
     assert whole == messages
     assert [len(message["content"]) > 400 for message in results if message["role"] == "tool"] == [False, True, True]
-    assert [one["content"] for one in steps if one["role"] == "assistant"] == [
+    assert [message["content"] for message in steps if message["role"] == "assistant"] == [
         "[earlier steps were dropped from the checkpoint] step 2", "step 3"]
     assert count_json_bytes(steps) <= 500
     assert shrink_messages(messages, 10) == []

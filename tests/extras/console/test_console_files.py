@@ -122,7 +122,7 @@ async def test_a_file_that_is_gone_since_the_start_is_not_found(serve: Any, tmp_
     (tmp_path / "index.html").write_text("<!doctype html>")
     served = await serve(console=ON)
     gate: Gate = served.gate
-    (route,) = [one for one in gate.app.router.routes if getattr(one, "path", "") == "/console/{name:path}"]
+    (route,) = [route for route in gate.app.router.routes if getattr(route, "path", "") == "/console/{name:path}"]
     route.app = Files(gate, tmp_path)       # type: ignore[attr-defined]
 
     there = await served.call("GET", "/console/", token=None)

@@ -374,14 +374,14 @@ async def two(serve: Any) -> list[House]:
 
 
 async def test_every_process_takes_a_session_and_knows_within_five_seconds_that_it_ended(two: list[House]) -> None:
-    one, other = two
-    key = await one.key("agent", "ada")
-    first, second = await signed_in(one, key), await signed_in(other, key)
-    assert [await page.works() for page in (first.at(other.served), second.at(one.served))] == [True, True]
+    house, other = two
+    key = await house.key("agent", "ada")
+    first, second = await signed_in(house, key), await signed_in(other, key)
+    assert [await page.works() for page in (first.at(other.served), second.at(house.served))] == [True, True]
 
     assert (await first.sign_out(everywhere=True)).status == 200
 
-    assert [await page.works() for page in (first.at(one.served), second.at(one.served))] == [False, False]
+    assert [await page.works() for page in (first.at(house.served), second.at(house.served))] == [False, False]
     later = other.guard.revocations.read_at + REVOCATIONS_SECONDS
     other.guard.revocations.clock = lambda: later
     assert not await second.at(other.served).works()

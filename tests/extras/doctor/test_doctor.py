@@ -408,9 +408,10 @@ def test_a_fault_is_found_with_its_cure(name: str, bench: Bench) -> None:
 
     status, findings = bench.examined(*plant(bench))
 
-    [finding] = [one for one in findings if one.check == check and one.severity == severity and seen in one.seen]
+    [finding] = [finding for finding in findings
+                 if finding.check == check and finding.severity == severity and seen in finding.seen]
     assert cure in finding.cure
-    worst = {one.severity for one in findings}
+    worst = {finding.severity for finding in findings}
     assert status == (1 if worst & {"warning", "error"} else 0)
 
 
@@ -480,10 +481,10 @@ def test_a_ledger_that_refuses_the_credential_is_found(bench: Bench) -> None:
         _, refused = bench.examined(*asked, f"ledger.auth_token={STRONG}")
         _, taken = bench.examined(*asked, f"ledger.auth_token={ledger.token}")
 
-    [no] = [finding for finding in refused if finding.check == "ledger"]
-    assert (no.severity, "refuses the gate's credential" in no.seen) == ("error", True)
-    assert "ledger.auth_token" in no.cure
-    assert STRONG not in no.seen
+    [finding] = [finding for finding in refused if finding.check == "ledger"]
+    assert (finding.severity, "refuses the gate's credential" in finding.seen) == ("error", True)
+    assert "ledger.auth_token" in finding.cure
+    assert STRONG not in finding.seen
     assert [finding.severity for finding in taken if finding.check == "ledger"] == ["ok"]
 
 
@@ -494,9 +495,9 @@ def test_a_receiptgate_that_refuses_the_credential_is_found(bench: Bench) -> Non
         _, refused = bench.examined(*asked, f"ledger.auth_token={STRONG}")
         _, taken = bench.examined(*asked, f"ledger.auth_token={KEY}")
 
-    [no] = [finding for finding in refused if finding.check == "ledger"]
-    assert (no.severity, "refuses the gate's credential" in no.seen) == ("error", True)
-    assert "ledger.auth_token" in no.cure
+    [finding] = [finding for finding in refused if finding.check == "ledger"]
+    assert (finding.severity, "refuses the gate's credential" in finding.seen) == ("error", True)
+    assert "ledger.auth_token" in finding.cure
     assert [finding.severity for finding in taken if finding.check == "ledger"] == ["ok"]
 
 

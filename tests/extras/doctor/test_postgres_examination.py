@@ -52,10 +52,10 @@ async def findings(settings: Settings, clock: Callable[[], float] = time.time) -
 
 async def only(settings: Settings, seen: str, **more: Any) -> Finding:
     """Return the one finding that is not ok; there is no other."""
-    found = [finding for finding in await findings(settings, **more) if finding.severity != "ok"]
-    assert len(found) == 1, found
-    assert seen in found[0].seen
-    return found[0]
+    faults = [finding for finding in await findings(settings, **more) if finding.severity != "ok"]
+    assert len(faults) == 1, faults
+    assert seen in faults[0].seen
+    return faults[0]
 
 
 async def run(cluster: Cluster, name: str, *statements: str) -> None:
@@ -75,10 +75,10 @@ async def contents(cluster: Cluster, name: str) -> list[Any]:
 async def test_a_healthy_database_has_no_finding_and_is_not_changed(cluster: Cluster, name: str) -> None:
     before = await contents(cluster, name)
 
-    found = await findings(settings_of(cluster.url(name)))
+    reported = await findings(settings_of(cluster.url(name)))
 
-    assert [finding for finding in found if finding.severity != "ok"] == []
-    assert len(found) >= 8
+    assert [finding for finding in reported if finding.severity != "ok"] == []
+    assert len(reported) >= 8
     assert await contents(cluster, name) == before
 
 
@@ -152,12 +152,12 @@ async def test_a_server_that_never_waits_for_the_disk_is_found() -> None:
     with Cluster() as hasty:        # as the suite uses it
         url = await hasty.migrated_database("hasty")
 
-        found = {finding.seen.split()[0]: finding for finding in await findings(settings_of(url))
+        faults = {finding.seen.split()[0]: finding for finding in await findings(settings_of(url))
                  if finding.severity != "ok"}
 
-    assert {*found} == {"fsync", "full_page_writes"}
-    assert found["fsync"].severity == "error"
-    assert "ALTER SYSTEM SET fsync = on" in found["fsync"].cure
+    assert {*faults} == {"fsync", "full_page_writes"}
+    assert faults["fsync"].severity == "error"
+    assert "ALTER SYSTEM SET fsync = on" in faults["fsync"].cure
 
 
 async def test_a_pool_that_is_larger_than_the_server_allows_is_found(cluster: Cluster, name: str) -> None:
@@ -242,14 +242,14 @@ async def test_a_gate_that_died_and_whose_tasks_nobody_adopts_is_found(
                   "INSERT INTO asyncgate.instances (instance_id, beat_at, beat_seconds) "
                   "VALUES ('dead', now() - interval '1 hour', 10)")
 
-        found = [finding for finding in await findings(settings) if finding.severity != "ok"]
+        faults = [finding for finding in await findings(settings) if finding.severity != "ok"]
     finally:
         await beside.close()
 
-    assert [finding.severity for finding in found] == ["note", "error"]
-    assert "the gate dead gave its last sign 1 h ago" in found[0].seen
-    assert "of the gate dead, which is gone and whose tasks nobody adopts" in found[1].seen
-    assert "restart the gate" in found[1].cure
+    assert [finding.severity for finding in faults] == ["note", "error"]
+    assert "the gate dead gave its last sign 1 h ago" in faults[0].seen
+    assert "of the gate dead, which is gone and whose tasks nobody adopts" in faults[1].seen
+    assert "restart the gate" in faults[1].cure
 
 
 async def test_leases_that_ran_out_while_nobody_served_are_a_note(

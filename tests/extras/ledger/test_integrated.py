@@ -230,10 +230,10 @@ async def test_a_workers_key_states_its_own_receipts_in_its_own_tenant_and_nothi
 
     for token, receipt in ((mine, by_worker(gate, offer, worker="w2")), (theirs, by_worker(gate, offer)),
                            (mine, by_worker(stranger, offer))):
-        with pytest.raises(HTTPError) as no:
+        with pytest.raises(HTTPError) as refusal:
             ledger.call("POST", "/v1/receipts", receipt, token=token)
-        with no.value:
-            assert no.value.code == 403
+        with refusal.value:
+            assert refusal.value.code == 403
 
     await adopt(gate)
     assert (await gate.task(offer.task_id)).status == "leased"

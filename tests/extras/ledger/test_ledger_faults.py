@@ -275,8 +275,8 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
     patient = {"ledger.timeout_ms": 60_000}     # a late answer is a refusal, too, and a busy machine answers late
     async with integrated(database, books, receipt_consistency_mode="strict", **patient) as server:
         agent = Client(server, "a0")
-        no = await agent.ask("create_task", type="demo", payload=None)
-        assert no.error == "receipt_ledger_unavailable"
+        refused = await agent.ask("create_task", type="demo", payload=None)
+        assert refused.error == "receipt_ledger_unavailable"
         assert await all_receipts(server) == []
         with books:
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -480,11 +480,11 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
     await emptied(gate)
 
     unclear = await rebuilt(gate, await fresh("sqlite"))
-    one = await rebuilt(gate, first := await fresh("sqlite"), instance="asyncgate-2")
+    single = await rebuilt(gate, first := await fresh("sqlite"), instance="asyncgate-2")
     both = await rebuilt(gate, second := await fresh("sqlite"), all_instances=True)
 
     await other.ledger.sink.close()
-    assert (unclear.exit_code, one.exit_code, both.exit_code) == (5, 0, 0)
+    assert (unclear.exit_code, single.exit_code, both.exit_code) == (5, 0, 0)
     assert "asyncgate-1 (1), asyncgate-2 (1)" in unclear.stderr
     for url, many in ((first, 1), (second, 2)):
         async with opened(url) as backend:

@@ -696,7 +696,7 @@ async def test_upkeep_sends_again_what_the_ledger_lost_and_only_tells_what_else_
     told = (await gate.get("/v1/health"))["ledger_comparison"]
     assert (told["differences"], told["sent_again"]) == ({"missing_at_ledger": 1, "tampered": 1}, 1)
     assert await kinds(gate) == {"tampered": 1}
-    [line] = [one for one in (await gate.get("/v1/audit"))["lines"] if one["event"] == "ledger_differs"]
+    [line] = [line for line in (await gate.get("/v1/audit"))["lines"] if line["event"] == "ledger_differs"]
     assert line["severity"] == "critical"
 
 

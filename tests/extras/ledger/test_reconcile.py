@@ -119,7 +119,7 @@ class Past:
         await decided(self.then, decide, tasks={task.task_id for task in tables[Task]})
         return self.then
 
-    async def catch_up(self, wanted: Callable[[dict[str, Any]], bool] = lambda one: True) -> None:
+    async def catch_up(self, wanted: Callable[[dict[str, Any]], bool] = lambda receipt: True) -> None:
         """Let the ledger have what the gate has written since, under the other tenant."""
         await emptied(self.gate)
         for receipt in self.ledger.receipts(self.gate.tenant_id):
@@ -506,7 +506,8 @@ async def test_of_two_ends_in_the_ledger_the_announced_one_counts_and_the_other_
 @pytest.mark.parametrize(("change", "named"), [
     ({"body": {"canceled_by": "nobody"}}, "body"), ({"to": {"kind": "agent", "id": "eve"}}, "to"),
     ({"created_at": "2020-01-01T00:00:00Z"}, "created_at"), ({"parents": []}, "parents"),
-    ({"receipt_type": "task.canceled"}, "receipt_type"), ({"hash": "0" * 64}, "hash")], ids=lambda one: str(one)[:20])
+    ({"receipt_type": "task.canceled"}, "receipt_type"), ({"hash": "0" * 64}, "hash")],
+    ids=lambda value: str(value)[:20])
 async def test_other_content_under_the_same_id_is_named_as_tampering(past: Past, gate: Gate, ledger: LedgerServer,
                                                                      change: dict[str, Any], named: str) -> None:
     await gate.finished()

@@ -62,9 +62,9 @@ class Token:
         return (await authenticate_client(self.server, Request(scope, b"", "127.0.0.1"), form)).client_id
 
     async def refusal(self, *headers: tuple[bytes, bytes], query: bytes = b"", **form: str) -> OAuthError:
-        with pytest.raises(OAuthError) as no:
+        with pytest.raises(OAuthError) as refused:
             await self.ask(*headers, query=query, **form)
-        return no.value
+        return refused.value
 
     async def signed(self, key: Any = KEY, alg: str = "RS256", header: dict[str, Any] | None = None,
                      **claims: Any) -> str:
@@ -129,12 +129,12 @@ async def test_whoever_does_not_prove_it_is_refused_alike(token: Token) -> None:
         await token.refusal(client_assertion=assertion(), client_assertion_type=ASSERTION_TYPE, client_id=id),
         await token.refusal(client_id="é"), await token.refusal(client_id="x" * 5000)]
 
-    assert {(no.code, no.status, str(no)) for no in refusals} == {(
+    assert {(refusal.code, refusal.status, str(refusal)) for refusal in refusals} == {(
         "invalid_client", 401, "the client is unknown here, was removed, or did not prove that it is itself; "
         "register it again")}
-    assert len({no.because for no in refusals}) > 5
-    assert [bool(no.headers) for no in refusals] == [False] * 6 + [True] * 4 + [False] * 3
-    assert right not in repr([no.because for no in refusals])
+    assert len({refusal.because for refusal in refusals}) > 5
+    assert [bool(refusal.headers) for refusal in refusals] == [False] * 6 + [True] * 4 + [False] * 3
+    assert right not in repr([refusal.because for refusal in refusals])
 
 
 @pytest.mark.one_store
@@ -144,8 +144,8 @@ async def test_no_client_and_no_readable_header_are_invalid_client_too(token: To
         (((b"authorization", b"Basic"),), {}), ((basic("", "x"),), {}), ((basic("a", "b"),), {"client_id": "c"}),
         (((b"authorization", b"Basic YQ=="),), {})]
     for headers, form in cases:
-        no = await token.refusal(*headers, **form)
-        assert (no.code, no.status, [name for name, _ in no.headers]) == (
+        refusal = await token.refusal(*headers, **form)
+        assert (refusal.code, refusal.status, [name for name, _ in refusal.headers]) == (
             "invalid_client", 401, [b"www-authenticate"] if headers else [])
 
 
@@ -162,7 +162,7 @@ async def test_nobody_sends_two_credentials_or_one_in_the_url(token: Token) -> N
            await token.refusal(client_id=id, client_secret=secret, query=b"client_secret=" + secret.encode()),
            await token.refusal(client_id=id, query=b"client_secret=" + secret.encode())]
 
-    assert {(no.code, no.status) for no in two} == {("invalid_request", 400)}
+    assert {(refusal.code, refusal.status) for refusal in two} == {("invalid_request", 400)}
 
 
 # private_key_jwt.
@@ -203,10 +203,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 async def test_an_assertion_that_is_not_its_own_for_here_and_now_proves_nothing(token: Token) -> None:
     await token.keep()
     for number, (why, changed) in enumerate(WRONG):
-        no = await token.refusal(client_id=URL, client_assertion_type=ASSERTION_TYPE,
+        refusal = await token.refusal(client_id=URL, client_assertion_type=ASSERTION_TYPE,
                                  client_assertion=assertion(**{"jti": f"w{number}", **changed}))
-        assert (no.code, no.status) == ("invalid_client", 401)
-        assert why in no.because, (changed, no.because)
+        assert (refusal.code, refusal.status) == ("invalid_client", 401)
+        assert why in refusal.because, (changed, refusal.because)
 
 
 @pytest.mark.one_store
@@ -223,11 +223,11 @@ async def test_nor_does_one_without_a_signature_or_by_another_algorithm(token: T
            jws.serialize_compact({"alg": "HS256", "kid": "k3"}, b"{}", OctKey.import_key("secret" * 6),
                                  algorithms=["HS256"])]
     for text in [*none, *odd]:
-        no = await token.refusal(client_id=URL, client_assertion=text, client_assertion_type=ASSERTION_TYPE)
-        assert (no.code, no.status) == ("invalid_client", 401), text[:50]
+        refusal = await token.refusal(client_id=URL, client_assertion=text, client_assertion_type=ASSERTION_TYPE)
+        assert (refusal.code, refusal.status) == ("invalid_client", 401), text[:50]
     for type in ("", "urn:ietf:params:oauth:client-assertion-type:saml2-bearer"):
-        no = await token.refusal(client_id=URL, client_assertion=assertion(), client_assertion_type=type)
-        assert no.code == "invalid_client"
+        refusal = await token.refusal(client_id=URL, client_assertion=assertion(), client_assertion_type=type)
+        assert refusal.code == "invalid_client"
 
 
 @pytest.mark.one_store
@@ -236,8 +236,8 @@ async def test_an_assertion_is_good_once(token: Token) -> None:
     texts = [assertion(jti="once"), assertion(jti=...), assertion(jti=..., iat=1)]
     for text in texts:
         assert await token.ask(client_assertion=text, client_assertion_type=ASSERTION_TYPE) == URL
-        no = await token.refusal(client_assertion=text, client_assertion_type=ASSERTION_TYPE)
-        assert "used before" in no.because
+        refusal = await token.refusal(client_assertion=text, client_assertion_type=ASSERTION_TYPE)
+        assert "used before" in refusal.because
     assert "used before" in (await token.refusal(
         client_assertion=assertion(jti="once", exp=int(time.time()) + 99),
         client_assertion_type=ASSERTION_TYPE)).because
@@ -258,6 +258,6 @@ async def test_a_program_that_was_removed_is_told_to_register_again(token: Token
     made = await token.register()
     await token.gate.post(f"/v1/clients/{made['client_id']}/remove")
 
-    no = await token.refusal(client_id=made["client_id"])
-    assert (no.code, no.status) == ("invalid_client", 401)
+    refusal = await token.refusal(client_id=made["client_id"])
+    assert (refusal.code, refusal.status) == ("invalid_client", 401)
     assert await find_client(token.server, made["client_id"]) is None

@@ -422,9 +422,9 @@ async def test_whoever_signs_in_with_a_program_that_was_removed_meanwhile_does_n
     asked = AuthorizationRequest(client.client_id, "http://localhost/cb", None, frozenset({"tasks:read"}),
                                  "http://localhost/mcp", "c" * 43)
     person = User("u1", "", "", "", "Ada", HOME, "human", "ada", "agent", None, None, "an admin", 1.0)
-    with pytest.raises(OAuthError) as no:
+    with pytest.raises(OAuthError) as error:
         await make_grant(server, client, asked, person, asked.scopes)
-    assert no.value.code == "access_denied"
+    assert error.value.code == "access_denied"
     assert await server.directory.page(Grant) == []
 
 

@@ -63,9 +63,9 @@ def strict_provider(tools_cache: Path, tmp_path_factory: pytest.TempPathFactory)
 
 async def begin(serve: Any, key: Path, provider: str) -> tuple[Served, Program, Browser]:
     """Serve a gate whose people sign in at a provider, and send a browser there."""
-    one = IdentityProvider(name="id", client_id="gate", client_secret=SECRET, discovery_url=provider)
+    trusted = IdentityProvider(name="id", client_id="gate", client_secret=SECRET, discovery_url=provider)
     security = SecuritySettings(
-        oauth=OAuth(enabled=True, providers=(one,), admit=(AdmissionRule(email_domain="example.com"),)),
+        oauth=OAuth(enabled=True, providers=(trusted,), admit=(AdmissionRule(email_domain="example.com"),)),
         jwt=Jwt(private_key_path=str(key)), outgoing=Outgoing(allow=("127.0.0.1", "localhost")))
     served = await serve(public_url=PUBLIC_URL, security=security)
     program, browser = await Program(served).register(), Browser(served)

@@ -132,15 +132,15 @@ async def test_a_person_signs_in_at_an_openid_provider(scene: Scene) -> None:
 
 
 async def test_the_request_to_the_provider_is_bound_to_this_sign_in(scene: Scene) -> None:
-    one, two = await scene.leave(), await scene.leave(prompt="login")
+    first, second = await scene.leave(), await scene.leave(prompt="login")
 
     for name in ("state", "nonce", "code_challenge"):
-        values = [url.split(f"{name}=")[1].partition("&")[0] for url in (one, two)]
+        values = [url.split(f"{name}=")[1].partition("&")[0] for url in (first, second)]
         assert values[0] != values[1]
         assert len(values[0]) >= 32
-    assert "code_challenge_method=S256" in one
-    assert f"redirect_uri={PUBLIC_URL.replace(':', '%3A').replace('/', '%2F')}%2Foauth%2Fcallback%2Fid" in one
-    assert ("prompt=login" in one, "prompt=login" in two) == (False, True)
+    assert "code_challenge_method=S256" in first
+    assert f"redirect_uri={PUBLIC_URL.replace(':', '%3A').replace('/', '%2F')}%2Foauth%2Fcallback%2Fid" in first
+    assert ("prompt=login" in first, "prompt=login" in second) == (False, True)
 
 
 async def test_only_one_provider_and_no_links_lead_straight_on(set_scene: Callable[..., Any], there: StandIn) -> None:

@@ -53,9 +53,9 @@ class Asking:
 
     async def refusal(self, **changed: Any) -> dict[str, list[str]]:
         """Ask for something that is refused; return what the client is told."""
-        with pytest.raises(RefusedRequest) as no:
+        with pytest.raises(RefusedRequest) as refused:
             await self.ask(**changed)
-        answer = redirect_back(self.server, no.value.asked, **no.value.parameters())
+        answer = redirect_back(self.server, refused.value.asked, **refused.value.parameters())
         url = dict(answer.headers)[b"location"].decode()
         assert answer.status == 303
         assert url.startswith(BACK + "?")

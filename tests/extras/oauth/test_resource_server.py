@@ -180,30 +180,30 @@ class Others:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Others:
+def issuer(tmp_path: Path) -> Others:
     """An issuer that the gate trusts."""
     return Others(tmp_path, "https://issuer.example/one")
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Others:
+def second(tmp_path: Path) -> Others:
     """Another one."""
     return Others(tmp_path, "https://issuer.example/two")
 
 
 async def test_own_and_other_issuers_are_accepted_side_by_side(
-        serve_oauth: Callable[..., Any], one: Others, two: Others) -> None:
-    gate = await serve_oauth(jwt={"issuers": (one.trusted(),), "issuer": two.name, "jwks": str(two.path)})
+        serve_oauth: Callable[..., Any], issuer: Others, second: Others) -> None:
+    gate = await serve_oauth(jwt={"issuers": (issuer.trusted(),), "issuer": second.name, "jwks": str(second.path)})
 
-    for token in (mint(gate), one.sign(), two.sign()):
+    for token in (mint(gate), issuer.sign(), second.sign()):
         assert (await gate.call("GET", "/v1/tasks", token=token)).status == 200
 
 
-async def test_no_issuer_speaks_for_another(serve_oauth: Callable[..., Any], one: Others, two: Others) -> None:
-    gate = await serve_oauth(jwt={"issuers": (one.trusted(), two.trusted())})
+async def test_no_issuer_speaks_for_another(serve_oauth: Callable[..., Any], issuer: Others, second: Others) -> None:
+    gate = await serve_oauth(jwt={"issuers": (issuer.trusted(), second.trusted())})
 
-    for token in (one.sign(iss=two.name), two.sign(iss=one.name), one.sign(iss="http://localhost"),
-                  mint(gate, iss=one.name), one.sign(iss=one.name + "/")):
+    for token in (issuer.sign(iss=second.name), second.sign(iss=issuer.name), issuer.sign(iss="http://localhost"),
+                  mint(gate, iss=issuer.name), issuer.sign(iss=issuer.name + "/")):
         assert (await gate.call("GET", "/v1/tasks", token=token)).status == 401
 
 
@@ -212,29 +212,29 @@ async def test_no_issuer_speaks_for_another(serve_oauth: Callable[..., Any], one
     ({"audience": ("ours",)}, {"aud": "asyncgate-api"}),
     ({"max_lifetime_days": 1}, {"exp": time.time() + 2 * DAY})])
 async def test_an_issuer_asserts_no_more_than_it_may(
-        serve_oauth: Callable[..., Any], one: Others, limits: dict[str, Any], bad: dict[str, Any]) -> None:
-    gate = await serve_oauth(jwt={"issuers": (one.trusted(**limits),)})
+        serve_oauth: Callable[..., Any], issuer: Others, limits: dict[str, Any], bad: dict[str, Any]) -> None:
+    gate = await serve_oauth(jwt={"issuers": (issuer.trusted(**limits),)})
     await gate.post("/v1/tenants", {"tenant": OTHER, "name": "ours"})
     good = {"aud": "ours"} if "audience" in limits else {}
 
-    assert (await gate.call("GET", "/v1/tasks", token=one.sign(**good))).status == 200
-    assert (await gate.call("GET", "/v1/tasks", token=one.sign(**{**good, **bad}))).status == 401
+    assert (await gate.call("GET", "/v1/tasks", token=issuer.sign(**good))).status == 200
+    assert (await gate.call("GET", "/v1/tasks", token=issuer.sign(**{**good, **bad}))).status == 401
 
 
-async def test_an_issuer_gives_no_scope_that_it_may_not_give(serve_oauth: Callable[..., Any], one: Others) -> None:
-    gate = await serve_oauth(jwt={"issuers": (one.trusted(scopes=("tasks:read",)),)})
+async def test_an_issuer_gives_no_scope_that_it_may_not_give(serve_oauth: Callable[..., Any], issuer: Others) -> None:
+    gate = await serve_oauth(jwt={"issuers": (issuer.trusted(scopes=("tasks:read",)),)})
 
-    for token in (one.sign(), one.sign(scope=None)):
+    for token in (issuer.sign(), issuer.sign(scope=None)):
         assert (await gate.call("GET", "/v1/tasks", token=token)).status == 200
         assert (await gate.call("GET", "/v1/receipts", token=token)).status == 403
 
 
 @pytest.mark.parametrize("name", ["http://localhost", "https://issuer.example/one"])
-def test_two_issuers_of_one_name_refuse_the_start(signing_key_path: Path, one: Others, name: str) -> None:
-    twin = TrustedIssuer(issuer=name, jwks=str(one.path))
+def test_two_issuers_of_one_name_refuse_the_start(signing_key_path: Path, issuer: Others, name: str) -> None:
+    twin = TrustedIssuer(issuer=name, jwks=str(issuer.path))
 
     with pytest.raises(StartupError, match="must all differ"):
-        Gate(Settings(**oauth_settings(signing_key_path, jwt={"issuers": (one.trusted(), twin)})))
+        Gate(Settings(**oauth_settings(signing_key_path, jwt={"issuers": (issuer.trusted(), twin)})))
 
 
 def test_with_oauth_the_signing_key_verifies_own_tokens_only(signing_key_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_a_program_sees_and_ends_its_own_session_only(program: Program, fa
     second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
     house = House(program.served, TOKEN)
     narrow = (await program.begin(scopes=frozenset({"tasks:read"})))["access_token"]
-    other, twin = [(await one.begin())["access_token"] for one in (second, program)]
+    other, twin = [(await client.begin())["access_token"] for client in (second, program)]
     own, *others = [claims_of(token)["sid"] for token in (narrow, other, twin)]
 
     async def ask(name: str, **fields: Any) -> Told:
@@ -185,8 +185,8 @@ async def test_an_admin_signs_a_user_out_and_a_stranger_does_not(program: Progra
 
 async def test_a_withdrawn_consent_is_gone_and_ends_the_sessions_with_that_program(program: Program) -> None:
     second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
-    for one in (program, second):
-        await allow(one)
+    for client in (program, second):
+        await allow(client)
     await allow(await another(program, "bobs", "bob"))
     first, other = await program.begin(), await second.begin()
 

@@ -111,7 +111,8 @@ async def test_of_two_parallel_uses_of_a_code_one_signs_in(oauth_gate: Served, p
     code, browsers = await make_code(oauth_gate), [Browser(oauth_gate) for _ in range(5)]
     logins = [await browser.get(program.url()) for browser in browsers]
 
-    pages = await asyncio.gather(*(one.submit(page, code=code) for one, page in zip(browsers, logins, strict=True)))
+    pages = await asyncio.gather(*(browser.submit(page, code=code)
+                                   for browser, page in zip(browsers, logins, strict=True)))
 
     assert sorted("Allow Reader?" in page.text for page in pages) == [False] * 4 + [True]
     assert await rows(oauth_gate, Grant) == []
@@ -323,8 +324,8 @@ async def test_consent_without_the_token_of_the_page_is_refused(
 
 async def test_the_token_of_one_sign_in_is_not_good_for_another(
         oauth_gate: Served, program: Program, browser: Browser) -> None:
-    one, two = await sign_in(browser, program), await sign_in(browser, program)
-    fields = {**one.forms[0]["fields"], "csrf": two.forms[0]["fields"]["csrf"], "answer": "allow"}
+    first, second = await sign_in(browser, program), await sign_in(browser, program)
+    fields = {**first.forms[0]["fields"], "csrf": second.forms[0]["fields"]["csrf"], "answer": "allow"}
 
     assert (await browser.post("/oauth/consent", fields)).status == 403
 

@@ -29,32 +29,32 @@ async def programs(serve_oauth: Callable[..., Any]) -> list[Program]:
 
 
 async def test_a_code_of_one_gate_is_exchanged_at_the_other_and_only_once(programs: list[Program]) -> None:
-    one, two = programs
-    code = await one.code()
+    here, there = programs
+    code = await here.code()
 
-    answers = await asyncio.gather(*(program.exchange(code) for program in [two, one] * 2))
+    answers = await asyncio.gather(*(program.exchange(code) for program in [there, here] * 2))
 
     [got] = [tokens(answer) for answer in answers if answer.status == 200]
-    assert refusal(await one.refresh(got["refresh_token"])) == "invalid_grant"      # the code was in two hands
-    got = tokens(await two.exchange(await one.code()))
+    assert refusal(await here.refresh(got["refresh_token"])) == "invalid_grant"      # the code was in two hands
+    got = tokens(await there.exchange(await here.code()))
     assert [await program.works(got["access_token"]) for program in programs] == [True, True]
 
 
 async def test_a_refresh_token_at_both_gates_at_once_has_one_successor(programs: list[Program]) -> None:
-    one, two = programs
-    got = await one.begin()
+    here, there = programs
+    got = await here.begin()
 
-    answers = await asyncio.gather(*(program.refresh(got["refresh_token"]) for program in [one, two] * 3))
+    answers = await asyncio.gather(*(program.refresh(got["refresh_token"]) for program in [here, there] * 3))
 
     [successor] = {tokens(answer)["refresh_token"] for answer in answers}
-    assert (await two.grant(successor)).rotations == 1
-    assert tokens(await two.refresh(successor))
+    assert (await there.grant(successor)).rotations == 1
+    assert tokens(await there.refresh(successor))
 
 
 async def test_a_session_that_ends_at_one_gate_gives_nothing_at_the_other(programs: list[Program]) -> None:
-    one, two = programs
-    got = await one.begin()
+    here, there = programs
+    got = await here.begin()
 
-    await two.post("/oauth/revoke", {"token": got["refresh_token"], "client_id": "app"})
+    await there.post("/oauth/revoke", {"token": got["refresh_token"], "client_id": "app"})
 
-    assert refusal(await one.refresh(got["refresh_token"])) == "invalid_grant"
+    assert refusal(await here.refresh(got["refresh_token"])) == "invalid_grant"

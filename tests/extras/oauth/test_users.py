@@ -64,9 +64,9 @@ async def test_an_address_that_another_tenant_has_invited_is_refused_without_a_w
     admin = await make_admin(oauth_gate)
     await oauth_gate.post("/v1/users", {"email": "ada@example.com"})
 
-    no = await oauth_gate.call("POST", "/v1/users", {"email": "ada@example.com"}, token=admin)
+    refused = await oauth_gate.call("POST", "/v1/users", {"email": "ada@example.com"}, token=admin)
 
-    assert no.json()["message"] == "ada@example.com cannot be invited here; ask the operator"
+    assert refused.json()["message"] == "ada@example.com cannot be invited here; ask the operator"
 
 
 @pytest.mark.parametrize("facade", FACADES)

@@ -54,13 +54,13 @@ class World:
     def __init__(self, house: House, served: Served, path: Path, keys: dict[str, str]) -> None:
         self.house, self.served, self.path, self.keys = house, served, path, keys
         self.worker, self.agent = Key(house, keys["worker"]), Key(house, keys["agent"])
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.start()
 
     def start(self) -> None:
         """Begin a life of the scheduler."""
         self.store = Store(str(self.path))
-        self.scheduler = Scheduler(self.store, self.worker, self.agent, clock=self.now, say=self.said.append)
+        self.scheduler = Scheduler(self.store, self.worker, self.agent, clock=self.now, say=self.messages.append)
 
     def now(self) -> float:
         """Return the time, which is the gate's too."""
@@ -300,7 +300,7 @@ async def test_nobody_else_has_a_say_in_a_schedule(world: World, what: str) -> N
     ({"task_template": {"type": "echo", "idempotency_key": "mine"}}, "task_template.idempotency_key"),
     ({"task_template": {"type": "echo", "payload_template": {"pages": [{"of": "{{run}}"}]}}},
      "task_template.payload_template.pages[0].of"),
-], ids=lambda said: said if isinstance(said, str) else None)
+], ids=lambda value: value if isinstance(value, str) else None)
 async def test_what_makes_no_sense_is_refused_by_the_name_of_its_field(world: World, wrong: Any, field: str) -> None:
     error = await world.refusal("create", {**MINUTELY, **wrong})
 
@@ -375,7 +375,7 @@ async def test_runs_go_on_when_a_clock_that_was_ahead_is_set_back(world: World, 
     runs = await world.runs()
     assert len(runs) == len(ahead) + 2
     assert moment(runs[-1]["payload"]["at"]) <= world.now()
-    assert sum("set back" in text for text in world.said) == 1
+    assert sum("set back" in text for text in world.messages) == 1
 
 
 async def test_more_than_a_batch_is_made_up_for_over_several_ticks(world: World) -> None:
@@ -425,7 +425,7 @@ async def test_a_zone_that_is_no_more_stops_one_schedule_and_no_other(world: Wor
 
     assert "Mars/Olympus" in (await world.status(broken))["last_status"]
     assert (await world.status(whole))["last_status"] == "created"
-    assert [line for line in world.said if "Mars/Olympus" in line]
+    assert [line for line in world.messages if "Mars/Olympus" in line]
 
     await world.answer("pause", {"schedule_id": broken})
     refusal = await world.refusal("resume", {"schedule_id": broken})
@@ -537,7 +537,7 @@ async def test_a_gate_that_is_away_is_told_of_once_and_nothing_piles_up(world: W
         await world.skip(600)
 
     assert len(world.store.firings()) == 1
-    assert len([line for line in world.said if "lost" in line]) == 1
+    assert len([line for line in world.messages if "lost" in line]) == 1
 
 
 async def test_a_second_scheduler_with_a_file_of_its_own_does_not_run_what_the_first_has_announced(
@@ -573,7 +573,7 @@ async def test_a_schedule_that_the_gate_has_forgotten_can_be_deleted(world: Worl
     await world.scheduler.tick()
 
     assert world.store.deleted() == []
-    assert [line for line in world.said if schedule_id in line and "receipt" in line]
+    assert [line for line in world.messages if schedule_id in line and "receipt" in line]
 
 
 async def test_an_order_that_the_gate_has_forgotten_is_let_go(world: World) -> None:
@@ -637,9 +637,9 @@ async def test_each_key_is_used_for_what_it_may_do(world: World) -> None:
 
 async def test_neither_key_may_do_what_the_other_is_for(world: World) -> None:
     for key, operation, fields in ((world.worker, "create_task", {"type": "echo"}), (world.agent, "lease_next", {})):
-        with pytest.raises(Refusal) as no:
+        with pytest.raises(Refusal) as refusal:
             await key.call(operation, **fields)
-        assert (no.value.status, no.value.code) == (403, "forbidden")
+        assert (refusal.value.status, refusal.value.code) == (403, "forbidden")
 
 
 async def test_an_agents_key_that_may_not_create_is_named_and_the_run_waits_for_a_better_one(world: World) -> None:
@@ -650,7 +650,7 @@ async def test_an_agents_key_that_may_not_create_is_named_and_the_run_waits_for_
 
     await world.skip(61)
 
-    assert [line for line in world.said if "the agent's key" in line]
+    assert [line for line in world.messages if "the agent's key" in line]
     assert (await world.status(schedule_id))["last_status"].startswith("waiting: forbidden")
     world.die()
     world.agent.token = world.keys["agent"]
@@ -665,7 +665,7 @@ async def test_a_workers_key_that_may_not_report_is_named(world: World) -> None:
 
     await world.skip(61)
 
-    assert [line for line in world.said if line.startswith("report: ") and "the worker's key" in line]
+    assert [line for line in world.messages if line.startswith("report: ") and "the worker's key" in line]
     assert len(await world.runs()) == 1
 
 
@@ -711,7 +711,7 @@ async def test_a_schedule_that_hardly_ever_runs_can_be_reported(world: World) ->
 
     await world.scheduler.tick()
 
-    assert world.said == []
+    assert world.messages == []
     assert world.worker.called.count("report_schedule") == 1
 
 

@@ -58,10 +58,10 @@ def begin(gate: Http, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen
 def waited(look: Callable[[], Any]) -> Any:
     """Look again and again until there is something to see."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := look()):
+    while not (seen := look()):
         assert time.monotonic() < deadline, "nothing came"
         time.sleep(0.05)
-    return found
+    return seen
 
 
 def ticks(gate: Http, type: str = "tick") -> list[str]:

@@ -211,7 +211,7 @@ class Story:
         model = self.random.choice(list(self.models.values()))
         if self.random.random() < 0.1:
             return "create", model.plan
-        paused = [one for one in self.models.values() if not all(world.on for world in one.worlds)]
+        paused = [model for model in self.models.values() if not all(world.on for world in model.worlds)]
         if paused and self.random.random() < 0.5:
             return "resume", {"schedule_id": paused[0].schedule_id}
         return self.random.choice(["pause", "pause", "resume", "status"]), {"schedule_id": model.schedule_id}

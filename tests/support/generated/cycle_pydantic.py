@@ -21,8 +21,8 @@ leases.renew_lease(made.RenewLease(**held, task_id=offer.task_id))
 leases.complete(offer.task_id, made.CompleteBody(**held, result={"count": 12}, artifacts=[{"uri": "file:///x"}]))
 task = tasks.get_task(new.task_id)
 assert (task.status, task.result.result, task.obligation_open) == ("succeeded", {"count": 12}, False), task
-found = receipts.list_receipts(task_id=new.task_id).receipts
-assert {"task.assigned", "task.completed"} <= {receipt.receipt_type for receipt in found}
+listed = receipts.list_receipts(task_id=new.task_id).receipts
+assert {"task.assigned", "task.completed"} <= {receipt.receipt_type for receipt in listed}
 assert receipts.list_open_obligations(agent_id="ada").open_obligations == []
 other = tasks.create_task(made.CreateTask(type="made", payload="text", agent_id="ada"))
 (offer,) = leases.lease_next(made.LeaseNext(worker_id="w1", accept_types=["made"])).tasks
