@@ -70,7 +70,7 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.model.caller import Caller, forbid as forbid, forbid_scope, keep_within, NOBODY
+from asyncgate.parts.model.caller import Caller, forbid as forbid, forbid_scope, forbid_type, keep_within, NOBODY
 from asyncgate.parts.model.content import (
     check_size, decode_json, enclose_digest, enclose_whole, find_location, find_ordered_types, find_summary,
     needs_of, parse_json, read_artifacts, sha256, tells_another, to_canonical)
@@ -318,10 +318,10 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         if (instance := read_instance_id(ask)) is None:
             return caller.principal
         if not caller.bound:
-            raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
+            raise InvalidRequest("an instance alone names nobody: send worker_id or principal_id too")
         return replace(caller.principal, instance_id=instance)
     if named.kind in ("system", "asyncgate") and ask.acts:
-        raise forbid(caller, f"nobody acts as {named.kind} from outside")
+        raise forbid(caller, f"nobody outside the gate may act as {named.kind}")
     if caller.bound and not named.same(caller.principal) and not (caller.unlimited if ask.acts else caller.sees_all):
         raise forbid(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
@@ -1002,9 +1002,9 @@ class Engine:
         value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
         held_to = write_limits(find_type_limits(limits.type_limits, ask.type) if ask.limits is None else ask.limits)
         if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
-            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+            raise forbid_type(caller)
         if not bytes(ask.payload) and ask.payload_pointer is None:
-            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
+            raise InvalidRequest("create_task needs payload or payload_pointer; if neither applies, say payload: null")
         terms = {name: held for name in ask.kept if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
@@ -1040,7 +1040,7 @@ class Engine:
     def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
 
-        When the call answers, every task without an error is durable.  Who gets no answer repeats the call with the
+        When the call answers, every task without an error is durable.  Without an answer, repeat the call with the
         same idempotency keys.
         """
         repeats = list[int]()
@@ -1080,7 +1080,7 @@ class Engine:
     async def get_task(self, caller: Caller, ask: GetTask) -> TaskRecord:
         """Return the full record of a task, with its result or error once it has ended.
 
-        With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
+        With wait_seconds the answer comes when the task ends or the time is over, whichever is first.
         """
         async def read() -> TaskRecord:
             return show_task(caller.tenant_id, *await self.read_task(caller, ask.task_id))
@@ -1158,7 +1158,7 @@ class Engine:
     def require_self(self, caller: Caller, named: Principal | None) -> Principal:
         """Return the caller, which is who was named, if anybody; raises Forbidden."""
         if not wanted_is(named, caller.principal):
-            raise forbid(caller, f"this credential sees what belongs to {caller.principal} only")
+            raise forbid(caller, f"this credential sees only what belongs to {caller.principal}")
         return caller.principal
 
     async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
@@ -1221,11 +1221,11 @@ class Engine:
         if task.status in TERMINAL:
             return Ok(False, task.status)
         if task.held == KEY_TAKEN:
-            raise InvalidTransition(f"task {task.task_id} waits for the end of another one with its key; explain_task "
-                                    "names that: cancel_task ends either", status=task.status)
+            raise InvalidTransition(f"task {task.task_id} waits for another task with its key to end; explain_task "
+                                    "names that one, and cancel_task ends either", status=task.status)
         if task.held == INPUT_REQUIRED:
-            raise InvalidTransition(f"task {task.task_id} waits for an answer; list_inputs shows to what: answer_input "
-                                    "gives it, cancel_task ends the task", status=task.status)
+            raise InvalidTransition(f"task {task.task_id} waits for an answer; list_inputs shows the question, "
+                                    "answer_input answers it, cancel_task ends the task", status=task.status)
         if task.held is not None:
             work.add_event(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
             task = work.change_task(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
@@ -1364,9 +1364,9 @@ class Engine:
                                reason="expired")
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
         if often and lease.renewals >= often:
-            raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
+            raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is the limit")
         if long and lease.expires_at >= lease.acquired_at + long:
-            raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
+            raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds, which is the limit")
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
         """Give a task back unfinished: it is offered again at once, or parked until a time or the end of its children.
@@ -1470,7 +1470,7 @@ class Engine:
                                    by=lease.worker, lease=lease, discriminator=str(noted.sequence))
 
     def complete(self, work: Work, caller: Caller, ask: Complete, receipt_id: str | None = None) -> Ok:
-        """End a task well, with its result and where it can be found.
+        """Complete a task, with its result and where it can be found.
 
         Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
         succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
@@ -1553,7 +1553,7 @@ class Engine:
         self.announce_end(work, task, ended, located)
 
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
-        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which.
+        """Complete up to 500 tasks; each is completed or refused by itself, and the answer says which.
 
         When the call answers, every end without an error is durable.
         """
@@ -1564,7 +1564,7 @@ class Engine:
         return Items([self._run_item(work, caller, end, item) for item in list_completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail, receipt_id: str | None = None) -> Released:
-        """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
+        """End an attempt that failed: the task is offered again later if retryable and attempts remain, else it fails.
 
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
@@ -1842,7 +1842,7 @@ class Engine:
     def read_subject(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
         if not caller.bound and read_principal(ask) is None:
-            raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
+            raise InvalidRequest(f"whose?  This credential stands for everybody: send {name}")
         return speaker(caller, ask)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:

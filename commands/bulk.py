@@ -30,7 +30,7 @@ DONE = {"cancel": "canceled", "release": "released", "prioritize": "prioritized"
 def bulk() -> None:
     """Cancel, release, prioritize or rerun many tasks: count them, show some, ask, then do it.
 
-    For admins.  If it is interrupted, the line that it prints goes on where it was.
+    For admins.  If it is interrupted, it prints the command that goes on where it stopped.
     """
 
 
@@ -102,7 +102,7 @@ def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: b
 def ask(question: str) -> bool:
     """Ask on the terminal; without one the answer is no."""
     if not sys.stdin.isatty():
-        raise calling.exit_with(f"{question}  Nobody is there to answer; --yes says yes", calling.EXIT_WRONG)
+        raise calling.exit_with(f"{question}  There is nobody to answer; --yes answers yes", calling.EXIT_WRONG)
     return click.confirm(question, err=True)
 
 

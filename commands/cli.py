@@ -367,7 +367,7 @@ def dev(configured: Configured, no_worker: bool) -> None:
 @click.option("--token", type=calling.CREDENTIAL, metavar="TOKEN | @FILE",
               help="Credential; default ASYNCGATE_API_KEY.")
 @click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
-@click.option("--agent", metavar="ID", help="Agent who calls; then no call may name another principal.")
+@click.option("--agent", metavar="ID", help="The calling agent; then no call may name another principal.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
 @click.option("--tools", default="", metavar="SETS", help="List these sets of tools: delegate,work,admin,more or all.")
 @click.option("--patience", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",

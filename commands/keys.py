@@ -1,6 +1,6 @@
 """`asyncgate keys`: what needs no running gate: its first key, and the keys that sign its access tokens.
 
-`keys issue` opens the database itself, so nobody may serve a SQLite file meanwhile; a running gate issues keys with
+`keys issue` opens the database itself, so no gate may serve a SQLite file meanwhile; a running gate issues keys with
 `asyncgate issue-key`.  `keys signing` changes files only; running gates notice that.
 """
 
@@ -51,7 +51,7 @@ async def write_first_key(settings: Settings, fields: dict[str, Any]) -> Any:
 @calling.as_json
 @add_settings_options
 def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) -> None:
-    """Issue a key directly in the database; nobody may serve a SQLite file meanwhile.
+    """Issue a key directly in the database; no gate may serve a SQLite file meanwhile.
 
     The text of the key is shown once, on standard output or in the FILE of --out.  With a running gate use asyncgate
     issue-key.

@@ -23,7 +23,7 @@ PLACE = Path(".claude") / "skills"      # below a project, or below the home dir
 def skill(installs: bool, user: bool, folder: Path | None, force: bool) -> None:
     """Print the skill that teaches an agent to use the gate, or install it.
 
-    A skill is a file SKILL.md (agentskills.io) that agents read when they need it.  Several agents use another folder:
+    A skill is a file SKILL.md (agentskills.io) that agents read when they need it.  Some agents use another folder:
     --dir .agents/skills.
     """
     if not installs and (user or folder or force):

@@ -34,7 +34,7 @@ LONGEST_TYPE = max(map(len, RECEIPT_TYPES))
 @calling.as_json
 @calling.add_gate_options
 def tail(at: Connection, since: float, from_start: bool, as_json: bool, **filter: Any) -> None:
-    """Show receipts as they come, until Ctrl-C: each exactly once, also when the gate restarts.
+    """Show receipts as they arrive, until Ctrl-C: each exactly once, even if the gate restarts.
 
     An agent sees what is addressed to it, an admin all receipts of the tenant.  With --json each line is one receipt.
     """

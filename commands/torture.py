@@ -45,8 +45,8 @@ def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[
 @click.option("--gates", type=click.IntRange(1, 16), default=1, help="How many gates share the database.")
 @click.option("--seed", type=int, help="Decides what clients ask and when which fault comes; default a random one.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-              help="Write torture.json and torture.html there, and of what went wrong its history, the smallest part "
-                   "that shows it, and a drawing.")
+              help="Write torture.json and torture.html there, and of each failed round its history, the smallest "
+                   "part that shows the failure, and a drawing.")
 @click.option("--soak", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
               help="No faults: serve each database for so long, and judge whether memory, disk and times grow.")
 @click.option("--simulate", "steps", type=click.IntRange(1), metavar="STEPS",

@@ -31,7 +31,7 @@ FIELDS = wire_usage.UsageLine.__struct_fields__
 def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
     """Show what a tenant has used: tasks, lease-hours, stored bytes × hours, and calls; and its budgets.
 
-    For admins.  It is counted up to now; calls come up to a minute late.
+    For admins.  Usage is counted up to now; calls appear up to a minute late.
     """
     body = {name: value for name, value in asked.items() if value}
     with calling.connect_to_gate(at) as gate:

@@ -218,7 +218,7 @@ async def test_a_task_is_on_hold_because_it_was_parked_too_often(gate: harness.G
     told = await ask(offer.task_id)
 
     assert names(told) == ["on_hold"]
-    assert told.summary == "It is on hold: it was parked once, which is all it may be (max_parks)."
+    assert told.summary == "It is on hold: it was parked once, which is the limit (max_parks)."
 
 
 async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: harness.Gate, ask: Ask) -> None:

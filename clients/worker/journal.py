@@ -102,7 +102,7 @@ class Journal:
         """Return the recorded steps by number, each with its name and value."""
         if self.lost:
             raise StepsLost(f"what an earlier run of {self.job} recorded is lost, because the gate was rebuilt from "
-                            "its receipts: look what is done, and create a new task for the rest")
+                            "its receipts: check what is done, and create a new task for the rest")
         with self.lock:
             if self.known is None:
                 pages = self.insist(lambda gate: [*gate.pages(

@@ -134,7 +134,7 @@ async def take_message(visit: Visit, params: requests.Sending) -> tuple[str, str
                                idempotency_key=find_key(visit, sent), principal_instance_id=f"{A2A_SESSION}{context}")
     if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
         raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
-                       "take a new key", taskId=made.task_id)
+                       "use a new key", taskId=made.task_id)
     record = await visit.perform("get_task", task_id=made.task_id)
     if config is not None:      # it is told from the beginning, so the task may have ended meanwhile
         await push.keep_config(visit, made.task_id, config, past=True)
@@ -168,8 +168,8 @@ async def make_payload(visit: Visit, params: requests.Sending, context: str) -> 
         return sent.text
     if form == "data":
         if len(sent.parts) != 1 or sent.parts[0].data is UNSET:
-            raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"{visit.agent} takes one data part, which is as its card "
-                           "says", mediaType=requests.JSON_MODE)
+            raise A2AError("CONTENT_TYPE_NOT_SUPPORTED", f"{visit.agent} takes one data part, in the form that "
+                           "its card describes", mediaType=requests.JSON_MODE)
         return sent.parts[0].data
     more = {"metadata": sent.metadata, "request_metadata": params.metadata,
             "reference_task_ids": sent.reference_task_ids, "message_id": None if visit.key else sent.message_id}
@@ -222,7 +222,7 @@ async def cancel_task(visit: Visit, params: requests.OfTask) -> Members:
     visit.permit("cancel_task", "get_task")
     seen = await visit.read(params.id)
     if seen.state in view.ENDED_STATES or not (await visit.perform("cancel_task", task_id=params.id)).ok:
-        raise A2AError("TASK_NOT_CANCELABLE", f"task {params.id} has ended before", taskId=params.id)
+        raise A2AError("TASK_NOT_CANCELABLE", f"task {params.id} has already ended", taskId=params.id)
     return view.show_task(await visit.read(params.id))
 
 
@@ -269,7 +269,7 @@ def read_page_token(token: str) -> tuple[str, str] | None:
     """Return the place behind which a page begins."""
     moment, tilde, task_id = token.partition("~")
     if token and not (moment and tilde and task_id):
-        raise A2AError("INVALID_PARAMS", "pageToken must be the nextPageToken of the page before", "pageToken")
+        raise A2AError("INVALID_PARAMS", "pageToken must be the nextPageToken of the previous page", "pageToken")
     return (moment, task_id) if token else None
 
 

@@ -55,7 +55,7 @@ def read_question(gate: http.Http, receipt: Mapping[str, Any], who: Mapping[str,
 @calling.as_json
 @calling.add_gate_options
 def inbox(at: Connection, who: str | None, as_json: bool) -> None:
-    """Show the questions that wait for an answer of yours, the oldest first."""
+    """Show the questions that wait for your answer, the oldest first."""
     with calling.connect_to_gate(at) as gate:
         questions = list_questions(gate, read_who(who))
     if as_json:
@@ -77,7 +77,7 @@ def inbox(at: Connection, who: str | None, as_json: bool) -> None:
 @calling.add_gate_options
 def answer(at: Connection, task_id: str, key: str, action: str, content: str | None, who: str | None,
            as_json: bool) -> None:
-    """Answer a question: accept it, decline it, or put it away without a choice."""
+    """Answer a question: accept it, decline it, or dismiss it without a choice."""
     caller = read_who(who)
     with calling.connect_to_gate(at) as gate:
         value = None if content is None else read_json(content)

@@ -90,7 +90,7 @@ def require_same(known: stored.Question, digest: str) -> None:
     """Refuse another question under the same key."""
     if known.digest != digest:
         raise errors.KeyConflict(f"this task has asked something else as {known.key}; a key names one question in the "
-                                 "life of a task: take another key", receipt_id=known.receipt_id)
+                                 "life of a task: use another key", receipt_id=known.receipt_id)
 
 
 def add_question(engine: Engine, work: Work, ask: wire_asking.RequestInput, task: Task, lease: Lease, digest: str,
@@ -98,9 +98,9 @@ def add_question(engine: Engine, work: Work, ask: wire_asking.RequestInput, task
     """Write the receipt of a new question, which is an obligation of whoever is asked, and keep the question."""
     to = task.owner if ask.to is None else wire.Principal(ask.to.kind, ask.to.id)
     if to.same(lease.worker):
-        raise errors.SelfAnswer(f"{to} asks itself here, and nobody could answer: name another principal as to")
+        raise errors.SelfAnswer(f"{to} is the worker that asks, so it cannot answer: name another principal as to")
     if len(questions) >= MOST_QUESTIONS:
-        raise errors.InvalidRequest(f"task {task.task_id} has asked {MOST_QUESTIONS} questions, which is all it may")
+        raise errors.InvalidRequest(f"task {task.task_id} has asked {MOST_QUESTIONS} questions, which is the limit")
     expires_at = None if ask.expires_in_seconds is None else work.now + ask.expires_in_seconds
     body = {"key": ask.key, "message": ask.message, "schema": decode_json(bytes(ask.schema)),
             "expires_in_seconds": ask.expires_in_seconds, "on_expiry": ask.on_expiry, "attempt": task.attempt,

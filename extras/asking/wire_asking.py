@@ -32,7 +32,7 @@ class RequestInput(wire.LeaseAsk, kw_only=True):
     refusals = (*wire.LeaseAsk.refusals, errors.ReceiptTooLarge, errors.KeyConflict)
     next_step = ("With lease_ended: true stop the work: the task is offered again when every question has its answer, "
                  "and the offer carries inputs. With an input, go on with it under the same lease.")
-    key: Annotated[wire.Name, wire.says("names the question, once in the life of the task; repeated, it asks no more")]
+    key: Annotated[wire.Name, wire.says("names the question, once in a task's life; a repeat does not ask again")]
     message: Annotated[Message, wire.says("the question, for people")]
     schema: Annotated[Raw, wire.says(
         "a JSON schema of the content of an answer, as MCP elicitation has it; absent: any JSON",
@@ -41,7 +41,7 @@ class RequestInput(wire.LeaseAsk, kw_only=True):
     expires_in_seconds: Annotated[Annotated[float, Meta(gt=0, le=wire.LONGEST_PAUSE_SECONDS)] | None, wire.says(
         "how long an answer is waited for; default: until the task ends")] = None
     on_expiry: Annotated[wire.OnExpiry, wire.says("without an answer the task is offered again, or fails")] = "resume"
-    checkpoint: Annotated[wire.AnyJson, wire.says("as progress of report_progress, for the next worker")] = field(
+    checkpoint: Annotated[wire.AnyJson, wire.says("progress for the next worker, as report_progress takes it")] = field(
         default_factory=wire.absent)
     keep_lease: Annotated[bool, wire.says(
         "true: ask, and go on under the lease; the same call again returns the answer when it is there")] = False

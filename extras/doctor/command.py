@@ -40,7 +40,7 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, production: bool) -> None:
     """Examine an installation: settings, file rights, disk, clock, database, TLS, ledger, limits, and a running gate.
 
-    Each finding has its cure: the next command or setting.  Nothing is changed, and the gate may run or not.  The gate
+    Each finding has its cure: the next command or setting.  Nothing is changed; the gate may run or not.  The gate
     that serves the SQLite file, or that --url or --profile names, is asked what only it can tell.  With --production it
     walks the checklist before going live, too.
 

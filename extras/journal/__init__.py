@@ -29,7 +29,7 @@ def its_step(needs: Needs, caller: Caller, ask: wire_journal.RecordStep) -> None
 
 
 def record_step(engine: Engine, work: Work, caller: Caller, ask: wire_journal.RecordStep) -> wire_journal.Recorded:
-    """Record what one step of a leased task gave, so that it is not done again if this worker is lost.
+    """Record the outcome of one step of a leased task, so that it is not repeated if this worker is lost.
 
     The same seq and name again is answered with the value that was recorded first; another name is refused.
     """
@@ -71,7 +71,7 @@ def check_room(settings: Settings, before: stored.Progress, size: int) -> None:
 
 
 async def list_steps(engine: Engine, caller: Caller, ask: wire_journal.ListSteps) -> wire_journal.Steps:
-    """List what is recorded of a task, in the order of the numbers; for its owner, and for its worker to go on.
+    """List the recorded steps of a task, by number: for its owner, and for its worker to go on from.
 
     A page with large values ends early: follow next_cursor.
     """

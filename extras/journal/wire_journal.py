@@ -23,7 +23,7 @@ class RecordStep(wire.LeaseAsk, kw_only=True):
     next_step = "Do the next step. Recording does not renew the lease: call renew_lease."
     seq: Annotated[Number, wire.says("the number of the step: 1, 2, 3, … in the order of the program")]
     name: Annotated[wire.Name, wire.says("what the step does; under its number it stays the same")]
-    value: Annotated[wire.AnyJson, wire.says("what the step gave, up to 256 KB; nothing is null")] = field(
+    value: Annotated[wire.AnyJson, wire.says("the outcome of the step, up to 256 KB; null if there is none")] = field(
         default_factory=wire.nothing)
 
 
@@ -57,7 +57,7 @@ class StepRecord(Struct):
     value_bytes: Annotated[int, wire.says("how large its value is")]
     fence: Annotated[int, wire.says("the lease under which it was recorded")]
     recorded_at: datetime
-    value: Annotated[wire.AnyJson | UnsetType, wire.says("what it gave; absent with values: false")] = UNSET
+    value: Annotated[wire.AnyJson | UnsetType, wire.says("its outcome; absent with values: false")] = UNSET
 
 
 class Steps(Struct):

@@ -84,7 +84,7 @@ class RoomCalls(Extension):
 
 
 async def set_limit(engine: Engine, caller: Caller, ask: wire_limits.SetLimit) -> wire_limits.LimitRecord:
-    """Set how much of something may run at once: in total, under each key, and how much may begin in a time.
+    """Set how many tasks that name a limit may run at once, in total and per key, and how many may begin in a time.
 
     Tasks name their limits and their keys in create_task; several at once, and all must allow.  Only live leases count.
     The same again replaces what was set, from the next claim on; leases that are too many go on.
@@ -143,7 +143,7 @@ async def list_limits(engine: Engine, caller: Caller, ask: wire_limits.ListLimit
 
 
 async def remove_limit(engine: Engine, caller: Caller, ask: wire_limits.RemoveLimit) -> wire_limits.RemovedLimit:
-    """Remove a limit; tasks that name it wait for nothing of it any more."""
+    """Remove a limit; tasks that name it no longer wait for it."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
 
     def remove(work: Work) -> bool:

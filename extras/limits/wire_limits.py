@@ -39,7 +39,7 @@ class SetLimit(LimitAsk, kw_only=True):
     overrides: Annotated[Annotated[dict[wire.LimitKey, KeyRules], Meta(max_length=1000)] | None, wire.says(
         "what differs for single keys, and how many turns they get")] = None
     stopped_until: Annotated[wire.Moment | None, wire.says(
-        "nothing of it is leased before; a time that has passed ends a stop; default: as it is")] = None
+        "no task with it is leased before then; a past time ends the stop; default: unchanged")] = None
 
 
 class GetLimit(LimitAsk, kw_only=True):
@@ -78,7 +78,7 @@ class LimitRecord(Struct, kw_only=True):
     concurrency_per_key: int | None
     rate: Rate | None
     overrides: dict[str, KeyRules]
-    stopped_until: Annotated[datetime | None, wire.says("nothing of it is leased before")]
+    stopped_until: Annotated[datetime | None, wire.says("no task with it is leased before then")]
     stopped_by: Annotated[str | None, wire.says("the task whose worker has stopped it")]
     since: datetime
     set_by: wire.Principal

@@ -150,7 +150,7 @@ def read_basic(header: bytes, named: str) -> Presented:
         shown = Presented(unquote_plus(id, errors="strict"), "client_secret_basic",
                           unquote_plus(secret, errors="strict"))
     except ValueError:
-        raise OAuthError("invalid_client", "the Authorization header holds no id and secret of a client", 401,
+        raise OAuthError("invalid_client", "the Authorization header does not hold the id and secret of a client", 401,
                          headers=[BASIC_CHALLENGE]) from None
     if not colon or not id or (named and named != shown.client_id):
         raise OAuthError("invalid_client", "the Authorization header and client_id name different clients, or none",

@@ -181,8 +181,9 @@ def make_code_form(path: str, sign_in: str, *, between: bool, wrong: str) -> str
     warning = f'<p class="warning" role="alert">{clean(wrong, 500)}</p>' if wrong else ""
     return (f'{"<hr>" if between else ""}{warning}<form method="post" action="{escape(path)}">'
             f'{hide("sign_in", sign_in)}<label for="code">Code of a sign-in link</label><input id="code" name="code" '
-            'autocomplete="one-time-code" autocapitalize="characters" spellcheck="false" required maxlength="60"><button>'
-            'Sign in with the code</button></form><p class="quiet">An administrator makes one with <code>asyncgate login-link</code>.</p>')
+            'autocomplete="one-time-code" autocapitalize="characters" spellcheck="false" required maxlength="60">'
+            '<button>Sign in with the code</button></form>'
+            '<p class="quiet">An administrator makes one with <code>asyncgate login-link</code>.</p>')
 
 
 def show_sign_in_link(path: str, code: str, sign_in: str, client: str, form_to: Iterable[str]) -> Answer:

@@ -134,12 +134,12 @@ async def require_people(engine: Engine, caller: Caller, user_id: str | None) ->
     """Return the users whom a call is about: one that it names, or all who act as the caller."""
     require_person(caller, caller.unlimited)
     if user_id is None and not caller.bound:
-        raise errors.InvalidRequest("this credential is nobody's own, so name the user: user_id")
+        raise errors.InvalidRequest("this credential does not belong to a person, so name the user: user_id")
     people = await find_people(engine, caller, user_id)
     if user_id is None:
         return {id: user for id, user in people.items() if is_about_self(caller, user)}
     if not people:
-        raise errors.UserNotFound(f"no user {user_id}; list_sessions shows of whom there are sessions")
+        raise errors.UserNotFound(f"no user {user_id}; list_sessions shows whose sessions there are")
     require_right_to_end(caller, people[user_id])
     return people
 

@@ -34,7 +34,7 @@ class RegisterClient(wire.Ask, kw_only=True):
                              wire.says("where it gets its answer: https, or http on loopback with any port, "
                                        "or the scheme of an app")]
     scopes: Annotated[wire_admin.Scopes | None, wire.says("the most it may get; default any")] = None
-    trusted: Annotated[bool, wire.says("whether people are not asked for consent")] = False
+    trusted: Annotated[bool, wire.says("true: people are not asked for consent")] = False
     access_days: Annotated[AccessDays | None, wire.says("life of its access tokens; default by the settings")] = None
     with_secret: Annotated[bool, wire.says("for a client on a server: make a secret, shown once")] = False
 
@@ -65,9 +65,9 @@ class ChangeClient(ClientAsk, kw_only=True):
     redirect_uris: Annotated[RedirectUris | None,
                              wire.says("where people are sent back to, instead of the old ones")] = None
     scopes: Annotated[wire_admin.Scopes | None, wire.says("the most it may get; an empty list is any")] = None
-    trusted: Annotated[bool | None, wire.says("whether people are not asked for consent")] = None
-    pinned: Annotated[bool | None, wire.says("whether its metadata document is not read again")] = None
-    disabled: Annotated[bool | None, wire.says("whether nobody may use it; that ends its sessions")] = None
+    trusted: Annotated[bool | None, wire.says("true: people are not asked for consent")] = None
+    pinned: Annotated[bool | None, wire.says("true: its metadata document is not read again")] = None
+    disabled: Annotated[bool | None, wire.says("true: nobody may use it, and its sessions end")] = None
     access_days: Annotated[AnyDays | None, wire.says("life of its access tokens; 0 is that of the settings")] = None
     new_secret: Annotated[bool, wire.says("make a new secret, shown once; the old one is refused at once")] = False
     reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
@@ -169,7 +169,7 @@ class ChangeUser(UserAsk, kw_only=True):
                     wire.says("another role; without scopes the person gets those of the role")] = None
     scopes: Annotated[wire_admin.Scopes | None, wire.says("other scopes")] = None
     access_days: Annotated[AccessDays | None, wire.says("another life of access tokens")] = None
-    disabled: Annotated[bool | None, wire.says("whether the person may not sign in")] = None
+    disabled: Annotated[bool | None, wire.says("true: the person may not sign in")] = None
 
 
 class RemoveUser(UserAsk, kw_only=True):

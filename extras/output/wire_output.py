@@ -72,4 +72,4 @@ class Output(Struct):
     columns = "offset at status stream chunk"
     entries: list[EntryRecord]
     after: Annotated[int, wire.says("the offset of the last entry, or the given one if there is none")]
-    ended: Annotated[bool, wire.says("true: the task has ended, and nothing comes behind these")]
+    ended: Annotated[bool, wire.says("true: the task has ended, and nothing comes after these")]

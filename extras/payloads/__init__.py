@@ -89,7 +89,7 @@ class Payloads:
             raise PayloadDamaged(f"{pointer.uri} has {pointer.bytes} bytes, and most_bytes is {self.most_bytes}")
         text = await asyncio.to_thread(self.store.get, pointer.uri, pointer.bytes)
         if len(text) != pointer.bytes or hashlib.sha256(text).hexdigest() != pointer.sha256:
-            raise PayloadDamaged(f"{pointer.uri} is not what was stored: its SHA-256 or its length is another one")
+            raise PayloadDamaged(f"{pointer.uri} is not what was stored: its SHA-256 or its length differs")
         return msgspec.json.decode(text)
 
     # What a call sends instead, and what a reader gets.

@@ -47,7 +47,7 @@ def clean_payloads(at: Connection, store: str, older_than_hours: float, dry_run:
 def list_named(gate: Any) -> set[str]:
     """Return the hashes of all values that some task names."""
     if gate.call("whoami")["role"] != "admin":
-        raise click.UsageError("this credential sees only its own tasks, and would delete what others name: take an "
+        raise click.UsageError("this credential sees only its own tasks, and would delete what others name: use an "
                                "admin's")
     named, cursor = set[str](), None
     while True:

@@ -91,7 +91,7 @@ list_erasures shows its pseudonym when it has ended, list_receipts the ids of th
 
 async def erase_principal(engine: Engine, caller: Caller,
                           ask: wire_erasure.ErasePrincipal) -> wire_erasure.ErasureReport:
-    """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+    """Erase everything that is kept about a principal: first with plan, which changes nothing, then with confirm.
 
     Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so that
     seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
@@ -100,14 +100,14 @@ async def erase_principal(engine: Engine, caller: Caller,
     who = wire.Principal(ask.principal_kind, ask.principal_id)
     if who.kind in OURS:
         raise errors.InvalidRequest(
-            f"nobody erases the gate itself, {who}; erase an agent, a worker, a service or a human")
+            f"the gate itself, {who}, cannot be erased; erase an agent, a worker, a service or a human")
     if caller.bound and who.same(caller.principal) and tenant_id == caller.tenant_id:
-        raise errors.Forbidden("nobody erases itself, for it could not see how that ends; let another admin do it")
+        raise errors.Forbidden("nobody can erase itself, because it could not see the outcome; ask another admin")
     return await erase(engine, caller, ask, tenant_id, who, ask.principal_id)
 
 
 async def erase_tenant(engine: Engine, caller: Caller, ask: wire_erasure.EraseTenant) -> wire_erasure.ErasureReport:
-    """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+    """Erase everything that is kept about a tenant: first with plan, which changes nothing, then with confirm.
 
     For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content, so
     that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.

@@ -112,8 +112,8 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> wire_
     following = await follow(subject, at, page.after, kinds)
     if ask.cursor and await was_erased_since(subject, at.begun_at):
         raise errors.InvalidCursor(
-            "data was erased since this export began, and what it has read before may hold it; throw "
-            "that away and begin a new export, without a cursor")
+            "data was erased since this export began, and what it has read before may hold it; discard "
+            "that, and begin a new export, without a cursor")
     return wire_privacy.ExportPage(
         subject.tenant_id, whom, at.kind, CARDS[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
         page.looked_at, [Raw(line) for line in page.lines], list_proofs(table), kinds,

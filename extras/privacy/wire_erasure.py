@@ -38,8 +38,8 @@ class ErasePrincipal(wire.Ask, kw_only=True):
     refusals = (errors.TenantNotFound, errors.InvalidConfirmation, errors.ArchiveUnavailable, errors.Forbidden)
     next_step = NEXT_CALL
     tenant: wire_admin.Whose = None
-    principal_kind: Annotated[wire.Kind, wire.says("kind of who is erased")] = "agent"
-    principal_id: Annotated[wire.Name, wire.says("of whom everything goes")]
+    principal_kind: Annotated[wire.Kind, wire.says("kind of the principal to erase")] = "agent"
+    principal_id: Annotated[wire.Name, wire.says("the principal to erase")]
     plan: PlanOnly = False
     confirm: Annotated[wire.Name | None,
                        wire.says("the same principal_id again: what is erased never comes back")] = None

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Operation, Task, Work, forbid
+from asyncgate import Caller, Engine, Extension, Operation, Task, Work
 from asyncgate.extras.types import served, wire_types
 from asyncgate.extras.types.schemas import (
     LOOKS_IN_A_BATCH,
@@ -26,6 +26,7 @@ from asyncgate.extras.types.schemas import (
     check_declared_schema,
 )
 from asyncgate.parts.model import errors, queries, stored_types, wire
+from asyncgate.parts.model.caller import forbid_type
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.views import decode_terms, to_utc
@@ -188,7 +189,7 @@ class Typed(Extension):
         if self.verdicts and (key := (checker.text, sha256(text.decode()))) in self.verdicts:
             return self.verdicts[key]
         if len(text) > SMALL_BYTES:
-            raise errors.Overloaded(f"the {name} was not looked at yet, because what is declared of its type has just "
+            raise errors.Overloaded(f"the {name} was not checked yet, because the declaration of its type has just "
                                     "changed; repeat the call", retry_after=1)
         return checker.find_flaw(text, name, Looks(LOOKS_IN_A_BATCH))
 
@@ -260,7 +261,7 @@ def measure_declared(row: stored_types.DeclaredType) -> int:
 def require_type(caller: Caller, type: str) -> None:
     """Refuse a credential that is not good for tasks of a type."""
     if caller.task_types is not None and type not in caller.task_types:
-        raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        raise forbid_type(caller)
 
 
 def require_typed(engine: Engine) -> Typed:
@@ -271,7 +272,7 @@ def require_typed(engine: Engine) -> Typed:
 
 
 async def remove_type(engine: Engine, caller: Caller, ask: wire_types.RemoveType) -> wire.Ok:
-    """Remove what is declared of a type: nothing is held to it any more; list_types shows it while it is served."""
+    """Remove the declaration of a type: nothing is checked against it any more; list_types shows it while served."""
     require_type(caller, ask.type)
 
     def decide(work: Work) -> wire.Ok:
@@ -283,7 +284,7 @@ async def remove_type(engine: Engine, caller: Caller, ask: wire_types.RemoveType
 
 
 async def set_type_policy(engine: Engine, caller: Caller, ask: wire_types.SetTypePolicy) -> wire_types.Policy:
-    """Choose for the tenant whether what does not fit its type is refused, or taken with a warning."""
+    """Choose whether payloads and results that do not fit their type are refused, or taken with a warning."""
     def decide(work: Work) -> wire_types.Policy:
         work.keep_record(stored_types.TypePolicy(ask.on_mismatch))
         return wire_types.Policy(ask.on_mismatch)

@@ -128,7 +128,7 @@ def list_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def check_keywords(schema: Mapping[str, Any], path: str) -> None:
     """Refuse the keywords that no check follows."""
     if strange := sorted(UNFORESEEABLE & schema.keys()):
-        raise errors.InvalidRequest(f"{path}.{strange[0]} is not taken here; a declared schema does without "
+        raise errors.InvalidRequest(f"{path}.{strange[0]} is not accepted here; a declared schema does without "
                                     f"{', '.join(sorted(UNFORESEEABLE))}")
     if "$schema" in schema and str(schema["$schema"]).rstrip("#") not in DIALECTS:
         raise errors.InvalidRequest(f"{path}.$schema is not one of {', '.join(DIALECTS)}")

@@ -62,7 +62,7 @@ class DeclareType(wire.AsWorker, kw_only=True):
     payload_schema: Annotated[Raw, wire.says(
         "a JSON schema that each payload must fit, up to 64 KB; it refers to its own $defs only",
         type=["object", "null"])] = field(default_factory=wire.absent)
-    result_schema: Annotated[Raw, wire.says("the same of each result", type=["object", "null"])] = field(
+    result_schema: Annotated[Raw, wire.says("the same for each result", type=["object", "null"])] = field(
         default_factory=wire.absent)
 
 

@@ -203,8 +203,8 @@ async def replay_deliveries(engine: Engine, caller: Caller,
     if ask.delivery_ids is not None:
         number = await replay_named(engine, caller, tenant_id, ask.webhook_id, sorted(ask.delivery_ids))
     elif (await find_webhook(engine, tenant_id, ask.webhook_id)).reached is not None and ask.since is not None:
-        raise errors.InvalidRequest("since: an endpoint for all tenants delivers again what delivery_ids name, as "
-                                    "list_deliveries shows them; get_usage with all_tenants tells the rest")
+        raise errors.InvalidRequest("since: an endpoint for all tenants delivers again only what delivery_ids name, as "
+                                    "list_deliveries shows them; get_usage with all_tenants has the rest")
     elif ask.since is None:
         number = await change_deliveries(engine, caller, tenant_id, ask.webhook_id, "parked", make_due)
 

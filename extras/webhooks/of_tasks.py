@@ -30,7 +30,7 @@ OWN_HEADERS = frozenset({"connection", "content-encoding", "content-length", "co
 
 async def create_task_webhook(engine: Engine, caller: Caller,
                               ask: wire_webhooks.CreateTaskWebhook) -> wire_webhooks.CreatedWebhook:
-    """Have the events of a task posted to an endpoint until it has ended; only this answer shows the secret.
+    """Have the events of a task posted to an endpoint until it ends; only this answer shows the secret.
 
     It tells what has happened since the task was created, so nothing is missed.  The headers are for the receiver:
     they are sealed, and nobody is shown them again.  A webhook of the same name by the same caller is replaced.
@@ -135,7 +135,7 @@ def check_request(engine: Engine, ask: wire_webhooks.CreateTaskWebhook) -> None:
         if name.lower() in OWN_HEADERS or name.lower().startswith("webhook-"):
             raise errors.InvalidRequest(f"headers: the gate itself sets {name.lower()}; leave it out")
     if len(set(names)) < len(names):
-        raise errors.InvalidRequest("headers: a name is there twice; letters of either case are the same")
+        raise errors.InvalidRequest("headers: a name appears twice; upper and lower case are the same")
 
 
 def show(engine: Engine, tenant_id: str, row: stored_webhooks.Webhook) -> wire_webhooks.WebhookRecord:

@@ -17,7 +17,7 @@ EventTypes = Annotated[frozenset[wire.Name], Meta(max_length=50), wire.says(
     "types of receipts, such as task.result_ready; empty is every receipt; or usage.recorded alone")]
 Recipients = Annotated[frozenset[wire.Name], Meta(max_length=100), wire.says(
     "only receipts in the inboxes of these principals, by id; empty is all")]
-Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), wire.says("seconds that the old secret signs, too")]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), wire.says("seconds for which the old secret signs, too")]
 Headers = Annotated[dict[str, Annotated[str, Meta(max_length=4000)]], Meta(max_length=8), wire.says(
     "for the receiver, such as Authorization; they are sealed, and shown to nobody")]
 EventIds = Annotated[frozenset[wire.Name], Meta(max_length=100)]

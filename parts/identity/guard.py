@@ -267,7 +267,7 @@ class Guard(Extension):
         try:
             if b"access_token=" in scope.get("query_string", b""):      # RFC 6750 2.3
                 raise errors.TwoCredentials(
-                    "a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
+                    "a token does not belong in a URL; send it as Authorization: Bearer <token>, and get a "
                     "new one, because logs may have this one now")
             if opened := self.sessions.open(scope, headers, by_session) if self.sessions is not None else None:
                 headers = opened.headers

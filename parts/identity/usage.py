@@ -29,8 +29,8 @@ Amounts = tuple[int, ...]
 async def get_usage(engine: Engine, caller: Caller, ask: wire_usage.GetUsage) -> wire_usage.UsageReport:
     """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
 
-    It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
-    tenant, or ask for all.  Spec 21.6.4.
+    Usage is counted up to now; calls appear up to a minute late.  A tenant's admin sees its own; the operator may name
+    a tenant, or ask for all.  Spec 21.6.4.
     """
     now = engine.backend.now()
     until = min(instant(ask.until) or now, now) if ask.until else now

@@ -61,6 +61,11 @@ def forbid(caller: Caller, why: str, required_role: str = "admin") -> errors.For
     return errors.Forbidden(why, **needed, your_role=caller.role)
 
 
+def forbid_type(caller: Caller) -> errors.Forbidden:
+    """Refuse a task of a type that the key is not for."""
+    return forbid(caller, f"this key is valid only for tasks of the types {', '.join(sorted(caller.task_types or ()))}")
+
+
 def keep_within(caller: Caller, ask: wire.LeaseNext) -> None:
     """Limit a claim to the capabilities and types of its credential (spec 21.2.2)."""
     if caller.capabilities is not None:
@@ -68,7 +73,7 @@ def keep_within(caller: Caller, ask: wire.LeaseNext) -> None:
     if caller.task_types is not None:
         wanted = ask.accept_types or caller.task_types
         if not (both := wanted & caller.task_types):
-            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+            raise forbid_type(caller)
         ask.accept_types = both
 
 

@@ -53,10 +53,10 @@ def read_token(headers: Headers) -> str | None:
             tokens.add(value.decode("latin-1").strip(BLANKS))
     if len(tokens) > 1 or bearers > 1:
         raise errors.TwoCredentials(
-            "two different credentials in one request; show one: Authorization: Bearer <token>, or "
+            "two different credentials in one request; send one: Authorization: Bearer <token>, or "
             "X-API-Key: <token>")
     if None in tokens:
-        raise errors.TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+        raise errors.TwoCredentials("send one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set
 
 

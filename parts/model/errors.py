@@ -207,7 +207,7 @@ class BulkNotFound(GateError):
 
 
 class MethodNotAllowed(GateError):
-    """The path has no such method."""
+    """The path does not support this method."""
     code, status = "method_not_allowed", 405
 
 
@@ -240,7 +240,7 @@ class IdempotencyConflict(GateError):
 
 
 class UniqueConflict(GateError):
-    """Another task holds the key of unique work; `task_id` and `status` are its."""
+    """Another task holds the key of unique work; `task_id` and `status` are that task's."""
     code, status = "unique_conflict", 409
 
 

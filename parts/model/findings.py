@@ -17,8 +17,8 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     """What one check has seen; a finding that is not ok has a cure: the next command or setting."""
 
     check: Annotated[str, wire.says("the check that found it")]
-    severity: Annotated[Gravity, wire.says("ok and note need nobody; warning: soon; error: now")]
-    seen: Annotated[str, wire.says("what is so")]
+    severity: Annotated[Gravity, wire.says("ok and note need no action; warning: soon; error: now")]
+    seen: Annotated[str, wire.says("what was seen")]
     cure: Annotated[str, wire.says("the next command or setting")] = ""
 
 

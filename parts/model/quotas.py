@@ -83,7 +83,7 @@ def check_kinds(most: int, kinds: int) -> None:
     """Refuse a task that needs a further lane when all lanes are used; existing tasks are unaffected."""
     if 0 < most < kinds:
         raise errors.QuotaExceeded(
-            f"tasks of {most} kinds wait already, which is all there may be: a kind is a type and the "
+            f"tasks of {most} kinds wait already, which is the limit: a kind is a type and the "
             "capabilities it requires", quota="kinds", limit=most,
             retry_after=RETRY_SOON_SECONDS)
 

@@ -23,7 +23,7 @@ __all__ = [
     "load_settings"]
 
 
-IDLE = "Decides nothing: "
+IDLE = "Has no effect: "
 READING_MS = 30_000     # for reads that no caller waits for
 
 
@@ -212,7 +212,7 @@ class OAuth(Group, frozen=True):
     providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers through which people sign in")] = ()
     admit: Annotated[tuple[AdmissionRule, ...], says("Who may sign in without an invitation, and as whom")] = ()
     open_invitations: Annotated[Quota, says(
-        "People a tenant may have invited who have not come yet; -1 is unlimited")] = 500
+        "Invited people of a tenant who have not signed in yet; -1 is unlimited")] = 500
     clients_per_tenant: Annotated[Quota, says(
         "Programs that may be registered for the people of a tenant; -1 is unlimited")] = 100
     open_login_links: Annotated[Quota, says(
@@ -243,9 +243,9 @@ class RateLimiting(Group, frozen=True):
     storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
     redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
-    address_calls_per_minute: Annotated[Quota, says("Calls an address may make a minute; -1 is unlimited")] = 6000
+    address_calls_per_minute: Annotated[Quota, says("Calls an address may make per minute; -1 is unlimited")] = 6000
     anonymous_calls_per_minute: Annotated[Quota, says("The same, without a valid credential; -1 is unlimited")] = 300
-    server_calls_per_minute: Annotated[Quota, says("Calls a minute from everybody together; -1 is unlimited")] = 600_000
+    server_calls_per_minute: Annotated[Quota, says("Calls per minute of everybody together; -1 is unlimited")] = 600_000
     principal_percent: Annotated[int, span(1, 100), says("Share of its tenant's calls that a principal may use")] = 80
     heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats allowed for each call; counted apart")] = 5
     store_timeout_seconds: Annotated[Timer, says("Longest wait for Redis before it counts as down")] = 0.25
@@ -288,13 +288,13 @@ class SecuritySettings(Group, frozen=True):
 class Tier(Group, frozen=True):
     """What a tenant of one tier may use."""
 
-    tasks_per_hour: Annotated[Quota, says("Tasks a tenant may create an hour; -1 is unlimited")] = -1
+    tasks_per_hour: Annotated[Quota, says("Tasks a tenant may create per hour; -1 is unlimited")] = -1
     concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
-    api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
+    api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make per hour; -1 is unlimited")] = -1
     receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
     step_storage_gb: Annotated[Quota, says("Gigabytes of recorded steps a tenant may keep; -1 is unlimited")] = -1
     active_tasks: Annotated[Quota, says("Unfinished tasks a tenant may have at once; -1 is unlimited")] = -1
-    terminal_tasks: Annotated[Quota, says("Tasks a tenant may keep, ended or to end; -1 is unlimited")] = -1
+    terminal_tasks: Annotated[Quota, says("Tasks a tenant may keep, ended or not; -1 is unlimited")] = -1
     receipts_per_task: Annotated[Quota, says("Receipts a task may have before its end; -1 is unlimited")] = -1
 
 class RateLimits(Group, frozen=True):
@@ -349,7 +349,7 @@ class WebhookSettings(Group, frozen=True):
     timeout_seconds: Annotated[Timer, says("Seconds for a delivery, from the look-up of the host to the answer")] = 10.0
     retry_seconds: Annotated[Timer, says("Seconds before the first retry; then doubled, with jitter")] = 5.0
     max_retry_seconds: Annotated[Timer, says("Longest pause between two attempts, before jitter")] = 900.0
-    park_after_days: Annotated[float, span(0, 30, "a number"), says("Days of failures after which it gives up")] = 3.0
+    park_after_days: Annotated[float, span(0, 30, "a number"), says("Days until a failing delivery is parked")] = 3.0
     log_days: Annotated[Days, says("Days a delivery is listed after its last attempt")] = 14
 
 class A2ASettings(Group, frozen=True):

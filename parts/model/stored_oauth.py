@@ -45,7 +45,7 @@ class OAuthClient(Struct, frozen=True):
     secret_hash: Proof[str | None]      # SHA-256 of its secret, which has 256 random bits
     document: Content[Json | None]      # its metadata document as it was last read
     tenant: Plain[str | None]           # whose people may use it; None is everybody
-    trusted: bool                       # whether people are not asked for consent
+    trusted: bool                       # true: people are not asked for consent
     pinned: bool                        # whether its document is never read again
     access_days: int | None             # life of its access tokens; None: the setting
     created_at: float                   # when

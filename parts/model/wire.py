@@ -135,9 +135,9 @@ class Ask(Struct, kw_only=True):
 class AsPrincipal(Ask, kw_only=True):
     """A request that may name its sender, for credentials that do not."""
 
-    principal_kind: Annotated[Kind | None, says("kind of who asks; default: agent")] = None
-    principal_id: Annotated[Name | None, says("id of who asks, if the credential names nobody")] = None
-    principal_instance_id: Annotated[Name | None, says("the session of who asks")] = None
+    principal_kind: Annotated[Kind | None, says("kind of the caller; default: agent")] = None
+    principal_id: Annotated[Name | None, says("id of the caller, if the credential names nobody")] = None
+    principal_instance_id: Annotated[Name | None, says("the session of the caller")] = None
     agent_id: Annotated[Name | None, says("the same as principal_id of kind agent")] = None
     agent_instance_id: Annotated[Name | None, says("the same as principal_instance_id")] = None
 
@@ -153,7 +153,7 @@ class AsWorker(Ask, kw_only=True):
 class AsEither(AsPrincipal, kw_only=True):
     """A request by a principal or by a worker."""
 
-    worker_id: Annotated[Name | None, says("the worker, if one asks")] = None
+    worker_id: Annotated[Name | None, says("the worker, if a worker calls")] = None
     worker_kind: Annotated[Kind | None, says("kind of the worker; default: worker")] = None
     worker_instance_id: Annotated[Name | None, says("the process of the worker")] = None
 
@@ -212,7 +212,7 @@ class Terms(Struct, omit_defaults=True):
 class Unique(Struct, frozen=True, omit_defaults=True):
     """The key of work of which there shall be one task at a time."""
 
-    key: Annotated[Name, says("of the creator and the type: another one's key is another one")]
+    key: Annotated[Name, says("it belongs to the creator and the type: others may use the same text")]
     lasts: Annotated[Literal["unfinished", "queued"] | Lasting, says(
         "how long its task holds the key: until its end, its first lease, or for so many seconds")] = field(
             default="unfinished", name="while")
@@ -265,7 +265,7 @@ class CreateTask(AsPrincipal, kw_only=True):
     kept: ClassVar[tuple[str, ...]] = (*Terms.__struct_fields__, "unique", "debounce")
     type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
     payload: Annotated[AnyJson, says(
-        "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
+        "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload, too"
     )] = field(default_factory=absent)
     payload_pointer: Annotated[Annotated[str, Meta(max_length=2000)] | None,
                                says("where the payload is, if it is not in payload")] = None
@@ -280,7 +280,7 @@ class CreateTask(AsPrincipal, kw_only=True):
                                      says("pause before the second attempt; it doubles")] = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
     parent_task_id: Annotated[Name | None, says(
-        "the task whose child it is: of the same creator, or leased to it; release_lease until_children waits")] = None
+        "its parent: of the same creator, or leased to it; release_lease until_children waits for children")] = None
     max_expiries: Annotated[Natural | None, says("lost leases before a hold; 0: never")] = None
     task_summary: Annotated[Text | None, says("one line for people")] = None
     instructions: Annotated[Text | None, says("what the worker is to do, in words")] = None
@@ -296,8 +296,8 @@ class CreateTask(AsPrincipal, kw_only=True):
         "its key under each of its limits, such as {\"customer\": \"42\"}; \"\": no key; default: those of its type"
     )] = None
     cost: Annotated[Cost | None, says("how much it uses of the rates of its limits; default 1")] = None
-    unique: Annotated[Unique | None, says("of work under this key there is one task at a time")] = None
-    debounce: Annotated[Debounce | None, says("wait for further calls with the key of unique first")] = None
+    unique: Annotated[Unique | None, says("work under this key has one task at a time")] = None
+    debounce: Annotated[Debounce | None, says("first wait for further calls with the same unique key")] = None
     created_by: Annotated[CreatedBy | None, says("the creator, as peers spell it")] = None
     tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
@@ -441,7 +441,7 @@ class TypeDeclaration(Struct):
     description: Annotated[Text | None, says("what such a task does, for agents")] = None
     payload_schema: Annotated[Raw, says("a JSON schema that each payload must fit", type=["object", "null"])] = field(
         default_factory=absent)
-    result_schema: Annotated[Raw, says("the same of each result", type=["object", "null"])] = field(
+    result_schema: Annotated[Raw, says("the same for each result", type=["object", "null"])] = field(
         default_factory=absent)
 
 
@@ -553,7 +553,7 @@ class Complete(LeaseAsk, kw_only=True):
     delivery_proof: Annotated[dict[str, Any] | None,
                               says("proof that the result was delivered elsewhere: its status is succeeded")] = None
     completion_metadata: Annotated[dict[str, Any] | None, says("further facts, for the receipt")] = None
-    cost: Annotated[Cost | None, says("what it has truly used of the rates of its limits, such as tokens")] = None
+    cost: Annotated[Cost | None, says("what it really used of the rates of its limits, such as tokens")] = None
 
 
 class CompleteTasks(AsWorker, kw_only=True):
@@ -578,8 +578,8 @@ class Fail(LeaseAsk, kw_only=True):
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Annotated[Pause | None, says("pause before another attempt; default: the backoff")] = None
     stop_limit: Annotated[LimitName | None, says(
-        "a limit of the task: nothing of it is leased for retry_after_seconds (default 60), as after a 429")] = None
-    cost: Annotated[Cost | None, says("what it has truly used of the rates of its limits")] = None
+        "a limit of the task: no task with it is leased for retry_after_seconds (default 60), as after a 429")] = None
+    cost: Annotated[Cost | None, says("what it really used of the rates of its limits")] = None
 
 
 class ListReceipts(PageAsk, kw_only=True):
@@ -842,7 +842,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     expiries: int
     max_expiries: int
     parks: Annotated[int, says("times that a worker has parked it: release_lease with a time")]
-    steps: Annotated[int, says("steps that are recorded of it: list_steps")]
+    steps: Annotated[int, says("steps recorded for it: list_steps")]
     outputs: Annotated[int, says("entries of its output: read_output")] = 0
     held: str | None
     idempotency_key: str | None
@@ -919,7 +919,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
         default_factory=nothing)
     steps: Annotated[int | UnsetType, says("steps that earlier workers have recorded: list_steps")] = UNSET
     steps_lost: Annotated[bool | UnsetType, says(
-        "true: the gate was rebuilt, and what earlier workers had recorded is lost; look what is done")] = UNSET
+        "true: the gate was rebuilt, and what earlier workers had recorded is lost; check what is done")] = UNSET
     chunks: Annotated[int | UnsetType, says("chunks of output that earlier workers have appended")] = UNSET
     inputs: Annotated[dict[str, Input] | UnsetType, says("the answers to what request_input asked, by key")] = UNSET
     children: Annotated[Children | UnsetType, says("its children, and how the last ones of them ended")] = UNSET

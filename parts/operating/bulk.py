@@ -71,7 +71,7 @@ Plans = Mapping[str, rerun.RerunPlan | errors.GateError]
 
 
 async def preview_bulk(engine: Engine, caller: Caller, ask: wire_operating.PreviewBulk) -> wire_operating.BulkPreview:
-    """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
+    """Count the tasks that a filter finds and show some; change nothing.  run_bulk then carries it out.
 
     It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
     status, type or created_by is the fastest.
@@ -98,7 +98,7 @@ async def preview_bulk(engine: Engine, caller: Caller, ask: wire_operating.Previ
 
 
 async def run_bulk(engine: Engine, caller: Caller, ask: wire_operating.RunBulk) -> wire_operating.BulkRecord:
-    """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
+    """Carry out a bulk on the tasks that preview_bulk found: up to max_tasks of them, or for five seconds.
 
     While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
     does nothing twice.  Each task gets the receipts or the event that the single call would write, and counts as a
@@ -124,7 +124,7 @@ async def run_bulk(engine: Engine, caller: Caller, ask: wire_operating.RunBulk) 
 
 
 async def get_bulk(engine: Engine, caller: Caller, ask: wire_operating.GetBulk) -> wire_operating.BulkRecord:
-    """Return how far a bulk is."""
+    """Return how far a bulk has got."""
     if (bulk := await engine.backend.record(caller.tenant_id, stored.Bulk, ask.bulk_id)) is None:
         raise errors.BulkNotFound(f"no bulk {ask.bulk_id}; preview_bulk and then run_bulk begin one")
     return show_bulk(bulk)
@@ -187,7 +187,7 @@ async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> stored.Bul
         if (bulk := work.find_record(stored.Bulk, order.bulk_id)) is not None:
             return bulk
         if work.now > order.good_until:
-            raise errors.InvalidConfirmation("this confirmation has expired, for what it would do to may have changed; "
+            raise errors.InvalidConfirmation("this confirmation has expired, because its tasks may have changed; "
                                              "preview again")
         asked, by = order.asked, caller.principal
         bulk = stored.Bulk(order.bulk_id, asked.action, msgspec.json.encode(asked).decode(), by.kind, by.id,

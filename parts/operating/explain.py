@@ -245,7 +245,7 @@ def explain_hold(at: Facts) -> wire_workers.Cause | None:
     if at.task.status != "queued" or at.task.held is None or at.task.held in stored.AWAITING:
         return None
     lost_to, parks = sorted(set(decode_json(at.task.lost_to))), at.progress.parks if at.progress else 0
-    why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is all it may be (max_parks)",
+    why = {PARKS_LIMIT: f"it was parked {words.say_times(parks)}, which is the limit (max_parks)",
            "lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
            "rebuilt": "the gate was rebuilt from its receipts, which have neither its payload nor what its workers had "
                       "recorded; release it only if it may begin without them",

@@ -125,7 +125,7 @@ async def pause_work(engine: Engine, caller: Caller, ask: wire_operating.PauseWo
 
 
 async def drain_work(engine: Engine, caller: Caller, ask: wire_operating.DrainWork) -> wire_operating.PauseRecord:
-    """Pause, and wait up to wait_seconds until no lease of it is left; leases_left says how many are.
+    """Pause, and wait up to wait_seconds for what is leased to end; leases_left says how many leases remain.
 
     Call it again until leases_left is 0.  The pause stays until resume_work; what is paused already keeps its until.
     """

@@ -43,7 +43,7 @@ async def rerun_task(engine: Engine, caller: Caller, ask: wire.RerunTask) -> wir
     """Run an ended task again: a new task with its contract and payload, for the same owner.
 
     For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names it.
-    A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+    Its deadline and delay are not copied.  The same idempotency key again returns the first task.
     """
     if given := bytes(ask.payload):
         parse_json(given, "payload")

@@ -170,7 +170,7 @@ class NamedTransport(httpx2.AsyncBaseTransport):
                 texts = await self.resolve(url.host, url.port or PORTS[url.scheme])
             return [ipaddress.ip_address(text) for text in texts]
         except TimeoutError:
-            raise httpx2.ConnectTimeout(f"nobody answered within {seconds} s where {url.host} is") from None
+            raise httpx2.ConnectTimeout(f"no answer from {url.host} within {seconds} s") from None
         except (OSError, ValueError) as error:
             raise httpx2.ConnectError(f"{url.host} cannot be resolved: {type(error).__name__}") from None
 

@@ -93,12 +93,12 @@ def load_schedule(needs: Needs, caller: Caller, ask: wire_operating.ScheduleAsk)
 
 
 def pause_schedule(engine: Engine, work: Work, caller: Caller, ask: wire_operating.PauseSchedule) -> wire.Created:
-    """Let a schedule's scheduler pause it: for its owner, or an admin.  The answer is the task that does it."""
+    """Ask a schedule's scheduler to pause it: for its owner, or an admin.  The answer is the task that does it."""
     return order_schedule(engine, work, caller, ask, "schedule.pause")
 
 
 def resume_schedule(engine: Engine, work: Work, caller: Caller, ask: wire_operating.ResumeSchedule) -> wire.Created:
-    """Let a schedule's scheduler resume it from now on: for its owner, or an admin.
+    """Ask a schedule's scheduler to resume it from now on: for its owner, or an admin.
 
     The answer is the task that does it.  Runs during the pause do not count as missed.
     """
@@ -106,7 +106,7 @@ def resume_schedule(engine: Engine, work: Work, caller: Caller, ask: wire_operat
 
 
 def run_schedule(engine: Engine, work: Work, caller: Caller, ask: wire_operating.RunSchedule) -> wire.Created:
-    """Let a schedule's scheduler run it now, beside its plan and even if it is paused: for its owner, or an admin.
+    """Ask a schedule's scheduler to run it now, beside its plan, even if paused: for its owner, or an admin.
 
     The answer is the task that does it.
     """

@@ -127,7 +127,7 @@ def test_without_anybody_to_answer_it_shows_what_it_would_do_and_does_nothing(sh
     head, *rows = done.stdout.splitlines()
     assert head.split() == ["TASK_ID", "TYPE", "STATUS", "CREATED_BY", "PRIORITY", "CREATED_AT"]
     assert [row.split()[0] for row in rows] == made[:1:-1]
-    assert "12 tasks: cancel them?  Nobody is there to answer; --yes says yes" in done.stderr
+    assert "12 tasks: cancel them?  There is nobody to answer; --yes answers yes" in done.stderr
     assert count(shared, kind) == {"queued": 12}
 
 
@@ -229,7 +229,7 @@ def test_what_a_rule_refuses_is_told_and_the_exit_status_says_so(shared: Live, k
 
     assert done.returncode == 5
     assert done.stdout.splitlines()[-1] == "0 run again, 1 refused"
-    assert "this key is good for tasks of the types none of these only" in done.stderr
+    assert "this key is valid only for tasks of the types none of these" in done.stderr
 
 
 # What was interrupted.

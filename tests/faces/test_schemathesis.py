@@ -40,21 +40,21 @@ BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", 
 # 1970, null is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is
 # in no name.
 BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has the type",
-                 "nobody erases the gate itself",
+                 "the gate itself, ",
                  "name delivery_ids or since, not both", "delivery_ids: ", "say tenant for one tenant, or all_tenants",
                  "an exemption needs a reason",
                  "expires_at is before not_before, so the key would never be valid",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
-                 "whose is meant?", "say what is meant by exactly one of type, worker and whole_tenant",
+                 "whose?", "say what is meant by exactly one of type, worker and whole_tenant",
                  "capabilities belong to a type",
                  "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
                  "fail: Object missing required field `error`",
                  "report_progress: Object missing required field `progress`",
                  # A redirect URI is judged as a whole; a metadata document that is not pinned has no say in it.
                  "the redirect URI ", "client_id is ", "client_id has ", "client_id must ", "access_days is 5 to 90",
-                 "a program with a metadata document has no secret",
+                 "a client with a metadata document has no secret",
                  # People and sessions are named by exactly one of several fields.
-                 "send either token_id or access_token", "this credential is nobody's own",
+                 "send either token_id or access_token", "this credential does not belong to a person",
                  "principal_id is missing: name the principal to export",
                  "wait_tasks takes ids, or parent_task_id",
                  "payload_schema", "result_schema", "the names and keys of a task's limits have")

@@ -218,7 +218,7 @@ export class Job<Payload = unknown> {
   async #readSteps(): Promise<Map<number, readonly [string, unknown]>> {
     const known = new Map<number, readonly [string, unknown]>();
     if (this.offer.steps_lost)
-      throw new StepsLost(`what an earlier run of task ${this.taskId} recorded is lost, because the gate was rebuilt from its receipts: look what is done, and create a new task for the rest`);
+      throw new StepsLost(`what an earlier run of task ${this.taskId} recorded is lost, because the gate was rebuilt from its receipts: check what is done, and create a new task for the rest`);
     if (!this.offer.steps) return known;
     return await this.#insist(async () => {
       for await (const step of this.#parts.gate.each("list_steps", { ...this.#parts.me, task_id: this.taskId, limit: 200 }, { signal: this.signal })) known.set(step.seq, [step.name, step.value]);

@@ -73,7 +73,7 @@ export class Payloads {
     if (bytes > this.#most) throw new PayloadDamaged(`${uri} has ${bytes} bytes, and mostBytes is ${this.#most}`);
     const content = await this.store.get(uri, bytes);
     if (content.length !== bytes || await digest(content) !== sha256)
-      throw new PayloadDamaged(`${uri} is not what was stored: its SHA-256 or its length is another one`);
+      throw new PayloadDamaged(`${uri} is not what was stored: its SHA-256 or its length differs`);
     return JSON.parse(new TextDecoder().decode(content)) as unknown;
   }
 

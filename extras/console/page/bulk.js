@@ -152,7 +152,7 @@ export function showUnended(page) {
     forgetUnended();
     page.redraw();
   };
-  return h("div", {class: "busy banner head"}, h("p", null, "What was begun with many tasks is not ended."),
+  return h("div", {class: "busy banner head"}, h("p", null, "A change of many tasks was begun and has not ended."),
     h("div", {class: "actions"},
       h("button", {onclick: goOn}, "Go on"), h("button", {onclick: leaveIt}, "Leave it so")));
 }

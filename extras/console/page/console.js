@@ -273,7 +273,7 @@ function drawNothing() {
   state.page = null;
   drawShell();
   render(document.getElementById("main"),
-    h("p", {class: "empty"}, "This credential may see nothing of the gate's work."));
+    h("p", {class: "empty"}, "This credential may not see any of the gate's work."));
 }
 
 function whoAmI() {
@@ -285,7 +285,7 @@ function whoAmI() {
 
 async function chooseActor() {
   const answer = await askForm("In whose name?", {
-    says: "Many share this credential. The receipts of what you do will name you as you say here.", button: "Go on",
+    says: "Others may share this credential. Receipts of what you do will name you as you enter here.", button: "Go on",
     fields: [
       {name: "kind", label: "Kind", value: session.actor?.kind ?? "human", options: ["human", "agent", "service"]},
       {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as grace"}],

@@ -59,7 +59,7 @@ async function resume(page, target) {
   try {
     const {resumed, pauses_left: left} = await page.act("resume_work", target);
     const rest = left ? `; ${count(left, "other pause")} ${left === 1 ? "is" : "are"} still in force` : "";
-    note(resumed ? `Resumed${rest}` : "It was not paused any more");
+    note(resumed ? `Resumed${rest}` : "It was no longer paused");
   } catch (problem) {
     note(problem.message, "bad");
   }

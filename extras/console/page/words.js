@@ -18,7 +18,7 @@ const CAUSES = {
   jitter: "it rests a moment after a lost lease",
   limit_reached: "a limit that it names is reached",
   lease_quota: "the tenant has as many leases as it may have",
-  no_worker: "nobody who can take it asks for work",
+  no_worker: "no worker that can take it asks for work",
   waiting_too_long: "it waits much longer than others of its queue",
   behind: "others come before it",
   workers_busy: "those who can take it are busy",
@@ -42,10 +42,10 @@ const FACTS = {
   last_seen_at: "Last seen", children: "Children",
 };
 const RULES = {
-  concurrency_total: "Leases at once", concurrency_per_key: "Under each key", rate: "May begin", overrides: "Differ",
+  concurrency_total: "Leases at once", concurrency_per_key: "Under each key", rate: "May begin", overrides: "Overrides",
   weight: "Turns while others get one",
 };
-const ANSWERS = {open: "open", accept: "accepted", decline: "declined", cancel: "put away", expired: "unanswered"};
+const ANSWERS = {open: "open", accept: "accepted", decline: "declined", cancel: "dismissed", expired: "unanswered"};
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
 
 /** Say a cause; a code that is unknown here is said as it is. */

@@ -73,8 +73,8 @@ class InLine(Struct):
         try:
             return (self.engine.open_cursor(self.caller, state, SEALED_FOR) or "").partition(" ")[0]
         except errors.InvalidCursor:
-            raise MCPError(types.INVALID_PARAMS, "this gate has not given this requestState: send back that of the "
-                                                 "last answer, or call the tool anew without one") from None
+            raise MCPError(types.INVALID_PARAMS, "this requestState is not from this gate: send back that of the "
+                                                 "last answer, or call the tool again without one") from None
 
     async def answer(self, task_id: str, responses: JsonObject) -> None:
         """Answer what the user was asked; what somebody else has answered meanwhile stays so."""
