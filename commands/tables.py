@@ -103,7 +103,8 @@ def make_data_table() -> str:
     from asyncgate.parts.model.stored import TABLES
     columns = ((Says.PRINCIPAL, Says.PERSON), (Says.CONTENT,), (Says.PLACE,), (Says.PROOF,))
     return format_markdown(["table", "why it is there", "names", "content", "places", "secrets"], (
-        [f"`{table}`", CARDS[kind].purpose, *(list_as_code(list_fields(kind, *says)) for says in columns)]
+        [f"`{table}`", CARDS[kind].purpose,
+         *(", ".join(f"`{name}`" for name in list_fields(kind, *says)) or "–" for says in columns)]
         for kind, table in TABLES.items()))
 
 
@@ -115,11 +116,6 @@ def make_lifetimes_table() -> str:
         [f"`{name}`: {lifetime.what}" if lifetime.what else f"`{name}`", lifetime.how_long,
          " and ".join(f"{default[setting]} days" for setting in lifetime.list_settings()) or "–", lifetime.ended_by]
         for name, lifetime in list_lifetimes().items()))
-
-
-def list_as_code(names: Iterable[str]) -> str:
-    """Format names as code."""
-    return ", ".join(f"`{name}`" for name in names) or "–"
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.model import stored
-from asyncgate.parts.model.overdue import has_passed, is_overdue
+from asyncgate.parts.model.overdue import has_passed, is_late, is_lost, is_stuck, waits_too_long
 
 pytestmark = pytest.mark.anyio
 GRACE = 5.0
@@ -76,7 +76,7 @@ async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate)
             work.add_task(task, frozenset())
             if lease is not None:
                 work.set_lease(lease)
-            if is_overdue(task, lease, now, GRACE):
+            if is_lost(task, lease, now, GRACE) or is_late(task, now) or is_stuck(task) or waits_too_long(task, now):
                 wanted[task.task_id] = case
 
     await gate.backend.transact(gate.tenant_id, Needs(), store)

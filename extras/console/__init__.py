@@ -6,10 +6,10 @@ The files are those that lie there when the gate starts, found by their whole na
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
@@ -39,7 +39,10 @@ def make_routes(gate: Serving) -> list[Route]:
         return [Route(path, Off(gate)) for path in (CONSOLE, f"{CONSOLE}/{{name:path}}")]
     pages = Files(gate, files("asyncgate.extras.console").joinpath("page"))
     calls = [Route(path, call) for path, call in make_calls(gate).items()]
-    return [Route(CONSOLE, Redirect(gate)), Route(f"{CONSOLE}/about", About(gate)), *calls,
+    # Relatively, because a proxy may add a path prefix.
+    redirect = OpenPath(gate, lambda: (302, b"", [(b"location", b"console/")]))
+    about = OpenPath(gate, lambda: (200, encode_json(describe_console(gate))))
+    return [Route(CONSOLE, redirect), Route(f"{CONSOLE}/about", about), *calls,
             Route(f"{CONSOLE}/{{name:path}}", pages)]
 
 
@@ -72,26 +75,11 @@ class Files:
             raise errors.NotFound(f"the console has no such file; {CONSOLE}/ is its page") from None
 
 
-class Redirect:
-    """Sends browsers from /console to /console/; relatively, because a proxy may add a path prefix."""
+class OpenPath:
+    """A path that answers everybody alike."""
 
-    def __init__(self, gate: Serving) -> None:
-        self.gate = gate
-
-    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
-        """Answer GET and HEAD."""
-        try:
-            require_read(scope)
-        except errors.GateError as refusal:
-            return await send_refusal(self.gate, send, scope, refusal)
-        await self.gate.send(send, scope, 302, b"", [(b"location", b"console/")])
-
-
-class About:
-    """What the page has to know before anybody has signed in."""
-
-    def __init__(self, gate: Serving) -> None:
-        self.gate = gate
+    def __init__(self, gate: Serving, make: Callable[[], tuple[Any, ...]]) -> None:
+        self.gate, self.make = gate, make
 
     async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer GET and HEAD; no credential is needed."""
@@ -99,7 +87,7 @@ class About:
             require_read(scope)
         except errors.GateError as refusal:
             return await send_refusal(self.gate, send, scope, refusal)
-        await self.gate.send(send, scope, 200, encode_json(describe_console(self.gate)))
+        await self.gate.send(send, scope, *self.make())
 
 
 class Off:

@@ -17,12 +17,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from asyncgate import SCOPES, Engine, Work
-from asyncgate.extras.oauth import wire
-from asyncgate.extras.oauth.client_admin import (
-    CLIENT_SECRET_BYTES,
-    encode_list,
-    hash_client_secret,
-)
+from asyncgate.extras.oauth import client_admin, wire
 from asyncgate.extras.oauth.documents import MOST_NAME_LENGTH
 from asyncgate.extras.oauth.redirects import check_redirects
 from asyncgate.extras.oauth.server import AuthorizationServer, Endpoint
@@ -81,7 +76,7 @@ class Registrar:
                                   "too many clients are registered that nobody uses; try again "
                                   "later", 503, headers=[(b"retry-after", b"3600")])
         method = registration.token_endpoint_auth_method or "client_secret_basic"       # RFC 7591 2
-        secret = None if method == "none" else secrets.token_urlsafe(CLIENT_SECRET_BYTES)
+        secret = None if method == "none" else secrets.token_urlsafe(client_admin.CLIENT_SECRET_BYTES)
         client = await store_registration(server, registration, method, secret)
         server.auditor.note(server.settings.default_tenant_id, "client_registered", "info", place=request.address,
                             about_client=client.client_id, client_name=client.name, by="itself")
@@ -120,10 +115,10 @@ async def store_registration(server: AuthorizationServer, registration: Registra
 
     def store(work: Work) -> stored_oauth.OAuthClient:
         client = stored_oauth.OAuthClient(
-            work.new_id(), "dynamic", name, encode_list(registration.redirect_uris), None,
+            work.new_id(), "dynamic", name, client_admin.encode_list(registration.redirect_uris), None,
             method,  # type: ignore[arg-type]
-            hash_client_secret(secret) if secret else None, None, None, trusted=False, pinned=False, access_days=None,
-            created_at=work.now, created_by="itself", updated_at=work.now)
+            client_admin.hash_client_secret(secret) if secret else None, None, None, trusted=False, pinned=False,
+            access_days=None, created_at=work.now, created_by="itself", updated_at=work.now)
         work.keep_record(client)
         return client
     return await server.directory.change(store)

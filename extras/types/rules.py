@@ -29,7 +29,7 @@ from asyncgate.parts.model import errors, queries, stored_types, wire
 from asyncgate.parts.model.caller import forbid_type
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.news import News
-from asyncgate.parts.model.views import decode_terms, to_utc
+from asyncgate.parts.model.views import decode_terms, to_raw, to_utc
 from asyncgate.parts.process.kit import Bounded
 
 MOST_TYPES = 500            # that a tenant declares
@@ -311,19 +311,14 @@ def add_declared(row: wire_types.ServedType, declared: Declared | None, schemas:
     if declared is not None:
         row.description = declared.row.description
         if schemas:
-            row.payload_schema, row.result_schema = write_raw(declared.row.payload_schema), write_raw(
-                declared.row.result_schema)
+            row.payload_schema = to_raw(declared.row.payload_schema)
+            row.result_schema = to_raw(declared.row.result_schema)
     return row
-
-
-def write_raw(text: str | None) -> Raw:
-    """Return stored JSON as it goes over the wire."""
-    return wire.JSON_NULL if text is None else Raw(text.encode())
 
 
 def show_type(row: stored_types.DeclaredType) -> wire_types.TypeRecord:
     """Show what is declared of a type."""
-    return wire_types.TypeRecord(row.type, row.description, write_raw(row.payload_schema), write_raw(row.result_schema),
+    return wire_types.TypeRecord(row.type, row.description, to_raw(row.payload_schema), to_raw(row.result_schema),
                                  to_utc(row.declared_at))
 
 

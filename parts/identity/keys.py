@@ -115,9 +115,7 @@ UNREACHABLE = ("system", "asyncgate")   # kinds of principal that no key may sta
 
 def caller_of_key(tenant_id: str, key: stored.Key) -> Caller:
     """Return the caller that a key identifies."""
-    def names(text: str) -> frozenset[str]:
-        return msgspec.json.decode(text, type=frozenset[str])
-
+    names = keys_stored.decode_names
     who = wire.Principal(key.principal_kind, key.principal_id, key.principal_instance_id)
     capabilities, task_types = (None if text is None else names(text) for text in (key.capabilities, key.task_types))
     return Caller(tenant_id, who, key.role, names(key.scopes) & SCOPES, key_id=key.key_id, capabilities=capabilities,

@@ -63,12 +63,6 @@ def waits_too_long(task: stored.Task, now: float) -> bool:
     return task.held in stored.AWAITING and has_passed(task.next_eligible_at, now)
 
 
-def is_overdue(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
-    """Whether upkeep must look at a task (H.7)."""
-    return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task) or (
-        waits_too_long(task, now))
-
-
 def backoff(base: int, attempt: int, limit: int) -> float:
     """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
     return float(min(base * 2 ** min(attempt - 1, 64), limit))

@@ -199,7 +199,7 @@ async def test_a_group_whose_connection_is_cut_is_carried_out_once(
 
     async def cutting(db: Connection) -> None:
         if not cut and len(db.added) > TENANTS and db.added[-1][0] == "COMMIT":
-            cut.append(db.get_server_pid())
+            cut.append(db.pg.backend_pid)
             async with connected(url) as outside:
                 await outside.execute("SELECT pg_terminate_backend($1)", *cut)
         await run(db)

@@ -98,7 +98,7 @@ def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) ->
             f"the body has {len(bytes(receipt.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
     if (parents := len(receipt.parents or ())) > limits.max_parents:
         raise errors.TooManyParents(f"{parents} parents; a receipt may have at most {limits.max_parents} (PH.5)")
-    sender = wire_ledger.principal_of(receipt.sender)
+    sender = wire.Principal(receipt.sender.kind, receipt.sender.id)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})

@@ -126,8 +126,3 @@ class Chain(Struct):
     receipt_id: str
     chain: list[Any]
     missing: list[str]      # parents that are not stored here
-
-
-def principal_of(end: End) -> wire.Principal:
-    """Return the principal that an end names."""
-    return wire.Principal(end.kind, end.id)
