@@ -41,8 +41,8 @@ class Commands(click.Group):
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except errors.Stopped as stop:
-            from asyncgate.commands import calling
-            raise calling.exit_with(calling.escape_text(str(stop)), stop.exit_status) from None
+            from asyncgate.commands import calling, terminal
+            raise calling.exit_with(terminal.escape_text(str(stop)), stop.exit_status) from None
         except OSError as error:        # a full disk, a folder that cannot be written
             if error.errno in (None, EPIPE):        # it says nothing, or the reader of a pipe has gone
                 raise
