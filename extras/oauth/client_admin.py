@@ -5,7 +5,6 @@ These operations read and change rows.  They are there while the authorization s
 
 from __future__ import annotations
 
-import re
 import secrets
 from functools import partial
 from hashlib import sha256
@@ -26,7 +25,6 @@ from asyncgate.parts.model.views import to_utc, to_utc_or_none
 
 CLIENT_SECRET_BYTES = 32       # 256 random bits
 LEAST_ACCESS_DAYS = 5   # spec 21.2.1
-ENCODED_URL = re.compile("https:%2f%2f", re.IGNORECASE)
 
 
 async def register_client(engine: Engine, caller: Caller,
@@ -142,8 +140,6 @@ async def count_clients(engine: Engine, tenant: str | None) -> int:
 async def require_client(engine: Engine, caller: Caller, client_id: str) -> stored_oauth.OAuthClient:
     """Return a client that the caller administers; raises ClientNotFound."""
     tenant = await tenant_of_client(engine, caller, None)
-    if ENCODED_URL.match(client_id):        # from a path, whose encoded slashes the front does not decode
-        client_id = re.sub("%2f", "/", client_id, flags=re.IGNORECASE)
     client = await Directory(engine).find(stored_oauth.OAuthClient, client_id)
     if client is None or tenant not in (None, client.tenant):
         raise not_known(client_id)

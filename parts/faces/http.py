@@ -67,11 +67,16 @@ def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
 
 
 def keep_slashes(scope: connection.Scope) -> None:
-    """Keep an encoded slash encoded: it is part of a name and does not divide the path."""
+    """Keep an encoded slash encoded until the path is divided, because it is part of a name."""
     raw = scope.get("raw_path") or b""
-    if b"%2f" in raw.lower():
-        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+    if b"%25" in raw or b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF5])", rb"%25\1", raw.partition(b"?")[0])
         scope["path"] = unquote(kept.decode("ascii"))
+
+
+def read_name(place: str) -> str:
+    """Return the name that a place of a divided path holds."""
+    return unquote(place) if "%" in place else place
 
 
 def read_query(query: bytes) -> dict[str, str]:

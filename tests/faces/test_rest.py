@@ -462,6 +462,18 @@ async def test_every_name_of_json_is_taken(served: Any, kind: str | None) -> Non
     assert (await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":0}', headers=headers)).status == 200
 
 
+@pytest.mark.parametrize(("name", "place"), [("open/ai", "open%2Fai"), ("open/ai", "open%2fai"),
+                                             ("open%2Fai", "open%252Fai"), ("5 %", "5%20%25")])
+async def test_a_name_in_a_path_is_the_name_as_it_was_given(serve: Any, name: str, place: str) -> None:
+    served = await serve()
+    await served.post("/v1/task-limits", {"name": name, "concurrency_total": 3})
+
+    shown = await served.get(f"/v1/task-limits/{place}")
+    removed = await served.post(f"/v1/task-limits/{place}/remove", {})
+
+    assert (shown["name"], removed["removed"]) == (name, True)
+
+
 async def test_a_body_over_the_limit_is_413_with_and_without_its_length(serve: Any) -> None:
     served = await serve(max_request_bytes=1000)
     body = b'{"type":"demo","payload":"' + b"a" * 1000 + b'"}'

@@ -69,6 +69,16 @@ async def test_the_path_of_a_type_runs_a_task_of_it_and_holds_it_to_its_schema(s
     assert (refused.status, refused.json()["error"], refused.json()["path"]) == (400, "payload_invalid", "payload.file")
 
 
+async def test_a_type_with_a_slash_has_its_path_too(served: Any) -> None:
+    await declare(served, "mail/send now")
+
+    record = await served.post("/v1/types/mail%2Fsend%20now/run", {"payload": 1, "agent_id": "ada"})
+    await served.post("/v1/types/mail%2fsend%20now/remove", {})
+
+    assert record["type"] == "mail/send now"
+    assert all("description" not in row for row in (await served.get("/v1/types"))["types"])
+
+
 async def test_a_credential_is_shown_what_it_may_create_and_nothing_of_other_tenants(served: Any) -> None:
     await declare(served, payload_schema=SCAN)
     await declare(served, "mail")
