@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -74,8 +75,8 @@ NEXT = """\
 {folder} has a worker and an agent.  Next, in three terminals:
 
   asyncgate dev
-  cd {folder} && {first}asyncgate worker --watch -- {worker}
-  cd {folder} && {agent}
+  cd {place} && {first}asyncgate worker --watch -- {worker}
+  cd {place} && {agent}
 
 Kill the worker in the middle, or change its file: it goes on behind its last word.
 """
@@ -93,4 +94,4 @@ def make_files(name: str, language: str, version: str) -> str:
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     first = "npm install && " if language == "typescript" else ""
-    return NEXT.format(folder=folder, worker=worker, agent=agent, first=first)
+    return NEXT.format(folder=folder, place=shlex.quote(str(folder)), worker=worker, agent=agent, first=first)

@@ -23,10 +23,10 @@ TOKEN = "a-token-for-tests"
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """The folder that `asyncgate new` has made, with less to wait for."""
-    folder = tmp_path / "first"
+    folder = tmp_path / "my first"
     told = CliRunner().invoke(main, ["new", str(folder)])
     assert told.exit_code == 0, told.output
-    assert f"cd {folder} && asyncgate worker --watch -- python3 worker.py" in told.output
+    assert f"cd '{folder}' && asyncgate worker --watch -- python3 worker.py" in told.output
     worker = folder / "worker.py"
     worker.write_text(worker.read_text().replace("time.sleep(1)", "time.sleep(0.1)"))
     return folder
