@@ -29,7 +29,7 @@ KINDS = {
     "PARSE_ERROR": RefusalKind(-32700, 400, "INVALID_ARGUMENT"),
     "METHOD_NOT_FOUND": RefusalKind(-32601, 404, "NOT_FOUND"),
     "METHOD_NOT_ALLOWED": RefusalKind(-32601, 405, "UNIMPLEMENTED"),
-    "INTERNAL": RefusalKind(-32603, 500, "INTERNAL"),
+    "INTERNAL_ERROR": RefusalKind(-32603, 500, "INTERNAL"),
     # The protocol has no words for these.
     "UNAUTHENTICATED": RefusalKind(-32010, 401, "UNAUTHENTICATED"),
     "PERMISSION_DENIED": RefusalKind(-32011, 403, "PERMISSION_DENIED"),
@@ -40,7 +40,7 @@ KINDS = {
 }
 BY_STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "TASK_NOT_FOUND", 405: "METHOD_NOT_ALLOWED",
              408: "UNAVAILABLE", 409: "UNSUPPORTED_OPERATION", 413: "REQUEST_TOO_LARGE",
-             415: "CONTENT_TYPE_NOT_SUPPORTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
+             415: "CONTENT_TYPE_NOT_SUPPORTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL_ERROR", 503: "UNAVAILABLE"}
 BY_CODE = {"input_not_found": "UNSUPPORTED_OPERATION", "idempotency_conflict": "IDEMPOTENCY_CONFLICT"}
 # What a client over JSON-RPC learns from the status, too: it tries again, or shows another credential.
 TOLD_BY_STATUS = frozenset({401, 403, 405, 413, 429, 503})
@@ -55,12 +55,11 @@ class A2AError(Exception):
         self.cause: errors.GateError | None = None
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the details of the error, as google.rpc has them."""
-        if self.field is not None:
-            return [{"@type": "type.googleapis.com/google.rpc.BadRequest",
-                     "fieldViolations": [{"field": self.field, "description": str(self)}]}]
+        """Return the details of the error, as google.rpc has them; clients know it by its reason."""
+        blamed = [{"@type": "type.googleapis.com/google.rpc.BadRequest",
+                   "fieldViolations": [{"field": self.field, "description": str(self)}]}] if self.field else []
         return [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": self.reason, "domain": DOMAIN,
-                 "metadata": self.about}]
+                 "metadata": self.about}, *blamed]
 
     def to_rpc(self) -> dict[str, Any]:
         """Return the error of a JSON-RPC answer."""

@@ -28,7 +28,8 @@ PATHS = {"SendMessage": ("POST", "message:send"), "GetTask": ("GET", "tasks/{id}
 STREAM_SECONDS = 600.0      # that a stream lasts at most
 OLD_NAMES = {new: old for old, new in v03.OLD_NAMES.items()}
 REASONS = {kind.code: reason for reason, kind in KINDS.items()}
-LATER = frozenset({"INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})        # after which the same call may succeed
+# After these the same call may succeed.
+LATER = frozenset({"INTERNAL", "INTERNAL_ERROR", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 LATER_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 is_key_header = re.compile(r"[Xx]-[A-Za-z0-9-]{1,100}|[Aa]uthorization").fullmatch
 

@@ -48,7 +48,7 @@ class Agent:
     async def refused(self, method: str, params: Any = None, **more: Any) -> tuple[int, str]:
         """Return the code and the reason, or the field, of a call that is refused."""
         error = (await self.rpc(method, params, **more)).json()["error"]
-        detail = error["data"][0]
+        detail = error["data"][-1]      # that names the field, if one is to blame
         return error["code"], detail.get("reason") or detail["fieldViolations"][0]["field"]
 
     async def http(self, verb: str, path: str, body: Any = None, **more: Any) -> Answer:

@@ -69,6 +69,8 @@ async def test_the_sdk_sends_asks_lists_and_cancels(programs: Programs, binding:
             await agent.get_task(pb.GetTaskRequest(id="none"))
         with pytest.raises(errors.TaskNotCancelableError):
             await agent.cancel_task(pb.CancelTaskRequest(id=done.id))
+        with pytest.raises(errors.InvalidParamsError, match="pageToken must be the nextPageToken"):
+            await agent.list_tasks(pb.ListTasksRequest(page_token="x"))
         with pytest.raises(errors.UnsupportedOperationError):
             await send(agent, "again", task_id=done.id)
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from asyncgate.extras.a2a_worker.remote import Away, read_answer
 from tests.conftest import TOKEN
 from tests.extras.a2a_worker.conftest import Bridge
 from tests.support.patience import poll
@@ -287,3 +288,13 @@ def test_a_card_leads_neither_a_credential_nor_a_call_to_another_host(opened: Br
     opened.kill("worker")
     opened.work("--allow", "127.0.0.1", address=address)
     assert end(opened.run("read")) == ("succeeded", "READ")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_error_inside_an_agent_refuses_nothing(status: int) -> None:
+    error = {"code": -32603, "message": "a bug", "data": [{
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "INTERNAL_ERROR"}]}      # as a2a-sdk says it
+    answer = httpx2.Response(status, json={"error": error}, request=httpx2.Request("POST", "http://agent.example/rpc"))
+
+    with pytest.raises(Away, match="cannot do it now: a bug"):
+        read_answer(answer)
