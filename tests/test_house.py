@@ -59,7 +59,7 @@ CEILINGS = {
     "clients/typescript": 2_500,
     "commands": 8_428,
     "conformance": 27_215,
-    "extras/a2a": 1_685,
+    "extras/a2a": 1_740,
     "extras/a2a_worker": 745,
     "extras/agents": 580,
     "extras/ai_worker": 1_300,

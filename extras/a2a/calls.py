@@ -24,10 +24,13 @@ from asyncgate.parts.process.readers import Wants
 if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
 
-MOST_LISTED = 1000      # tasks that a list looks at: those that have changed last
+MOST_LISTED = 1000      # tasks that a list looks at: those that were created last
 TASKS_PER_PAGE = 100
 MOST_CHUNKS = 2000      # of its output that a task is shown with; a stream has all
+PAGE_EVENTS = 200
 BLAMED = {"create_task_webhook": "pushNotificationConfig"}      # to blame for a refusal; else the message is
+# What a client calls members of an operation.
+CLIENTS_WORDS = {"principal_instance_id": "message.contextId", "action": "message.metadata.action"}
 ANYBODY = {"principal_kind": "agent", "principal_id": "a2a"}       # who calls with a credential that names nobody
 
 
@@ -55,7 +58,10 @@ class Visit:
         try:
             return op.reader.body(body := encode_json({**named, **fields}), "refuse")[0]
         except (DecodeError, ValueError) as wrong:
-            raise errors.InvalidRequest(members.describe_problem(wrong, op.takes, body)) from None
+            rule, _, member = (problem := members.describe_problem(wrong, op.takes, body)).partition(" - at `$.")
+            if (place := CLIENTS_WORDS.get(member.removesuffix("`"))) is not None:
+                raise errors.InvalidRequest(f"{place}: {rule}", path=place) from None
+            raise errors.InvalidRequest(problem) from None
 
     def permit(self, *operations: str) -> None:
         """Refuse a caller that may not call one of these, before the first of them changes anything."""
@@ -67,9 +73,7 @@ class Visit:
         record = await self.perform("get_task", task_id=task_id)
         if record.type != self.agent:
             raise no_task(task_id)
-        seen = await self.look(record)
-        seen.chunks = await self.read_chunks(task_id, MOST_CHUNKS) if record.outputs else []
-        return seen
+        return await self.look(record)
 
     async def read_chunks(self, task_id: str, most: int, after: int = 0) -> list[Any]:
         """Return chunks of a task's output behind an offset, a page beyond `most` at most, without its log."""
@@ -79,11 +83,22 @@ class Visit:
             chunks += [entry for entry in page.entries if entry.chunk is not UNSET and entry.stream is UNSET]
         return chunks
 
-    async def look(self, record: wire.TaskRecord) -> Seen:
-        """Return a task with what it has asked."""
-        if "list_inputs" not in self.gate.operations:
-            return Seen(record, [])
-        return Seen(record, (await self.perform("list_inputs", task_id=record.task_id)).inputs)
+    async def read_receipts(self, task_id: str, place: dict[str, str]) -> list[wire.ReceiptRecord]:
+        """Return the receipts of a task behind a place, in their order, and move the place behind them."""
+        receipts, more = list[wire.ReceiptRecord](), True
+        while more:
+            page = await self.perform("get_task_history", task_id=task_id, limit=PAGE_EVENTS, **place)
+            receipts += [event.receipt for event in page.events if event.receipt is not None]
+            place |= {"cursor": page.cursor} if page.cursor is not None else {}
+            more = page.next_cursor is not None
+        return receipts
+
+    async def look(self, record: wire.TaskRecord, whole: bool = True) -> Seen:
+        """Return a task with what it has asked, and if it is wanted whole, its output."""
+        asks = "list_inputs" in self.gate.operations
+        inputs = (await self.perform("list_inputs", task_id=record.task_id)).inputs if asks else []
+        chunks = await self.read_chunks(record.task_id, MOST_CHUNKS) if whole and record.outputs else []
+        return Seen(record, inputs, chunks)
 
     async def wait(self, task_id: str) -> Seen:
         """Return a task when it has ended or asks, or when its time is over; the call waits without a connection."""
@@ -133,8 +148,7 @@ async def take_message(visit: Visit, params: requests.Sending) -> tuple[str, str
     made = await visit.perform("create_task", type=visit.agent, payload=payload, result_delivery="inline",
                                idempotency_key=find_key(visit, sent), principal_instance_id=f"{A2A_SESSION}{context}")
     if made.payload_differs:        # the gate returns the first task, unless its settings say otherwise
-        raise A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: "
-                       "use a new key", taskId=made.task_id)
+        raise make_conflict(made.task_id)
     record = await visit.perform("get_task", task_id=made.task_id)
     if config is not None:      # it is told from the beginning, so the task may have ended meanwhile
         await push.keep_config(visit, made.task_id, config, past=True)
@@ -147,6 +161,12 @@ def find_key(visit: Visit, sent: Sent) -> str | None:
     if key is None and visit.gate.settings.a2a.deduplicate_messages:
         key = f"message {sent.message_id}"
     return None if key is None else f"a2a:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def make_conflict(task_id: str) -> A2AError:
+    """Return the refusal of another message under a key."""
+    return A2AError("IDEMPOTENCY_CONFLICT", "this key has sent another message before; a key names one message: use a "
+                    "new key", taskId=task_id)
 
 
 def make_context(visit: Visit) -> str:
@@ -183,13 +203,32 @@ async def answer(visit: Visit, sent: Sent, task_id: str) -> tuple[str, str]:
     if sent.context_id not in ("", seen.context_id):
         raise A2AError("INVALID_PARAMS", f"task {task_id} belongs to another context", "message.contextId")
     key, action = sent.metadata.get(view.QUESTION_KEY, sent.metadata.get("key")), sent.metadata.get("action", "accept")
+    session = find_key(visit, sent)     # under which the answer is given, so that it never answers the next question
+    if session is not None and (first := await find_answer(visit, seen, session)) is not None:
+        content = read_content(first, sent) if action == "accept" else None
+        if (first.state, decode_json(bytes(first.content))) != (action, content) or key not in (None, first.key):
+            raise make_conflict(task_id)
+        return task_id, first.receipt_id
     asked = [question for question in seen.questions if question.key == key] if key is not None else seen.asked
     if not asked:
-        raise A2AError("UNSUPPORTED_OPERATION", f"task {task_id} is {seen.state} and has no open question; a message "
-                       "without taskId begins another task", taskId=task_id)
+        what = "no open question" if key is None else f"not asked {key}"
+        raise A2AError("UNSUPPORTED_OPERATION", f"task {task_id} is {seen.state} and has {what}; a message without "
+                       "taskId begins another task", taskId=task_id)
     content = read_content(asked[0], sent) if action == "accept" else None
-    reply = await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content)
+    reply = await visit.perform("answer_input", task_id=task_id, key=asked[0].key, action=action, content=content,
+                                principal_instance_id=session)
     return task_id, reply.receipt_id
+
+
+async def find_answer(visit: Visit, seen: Seen, session: str) -> Any:
+    """Return the question of a task that was answered in a session, None if there is none."""
+    answers = {receipt.receipt_id: decode_json(bytes(receipt.body)) for receipt in await visit.read_receipts(
+        seen.record.task_id, {}) if receipt.receipt_type == "input.answered"}
+    if None in answers.values():        # a ledger has them
+        raise errors.LedgerUnavailable("nobody knows whether this key has answered before, because the ledger cannot "
+                                       "be read: send the message again later")
+    given = {id for id, body in answers.items() if body.get("principal_instance_id") == session}
+    return next((question for question in seen.questions if question.receipt_id in given), None)
 
 
 def read_content(question: Any, sent: Sent) -> Any:
@@ -231,7 +270,8 @@ async def list_tasks(visit: Visit, params: requests.Listing) -> Members:
     behind, wanted = read_page_token(params.page_token), await find_tasks(visit, params)
     page = [seen for seen in wanted if behind is None or find_place(seen) < behind]
     more = len(page) > params.page_size
-    shown = [await visit.look(seen.record) for seen in page[:params.page_size]]
+    shown = [await visit.look(seen.record, params.include_artifacts or not seen.is_still)
+             for seen in page[:params.page_size]]
     return {"tasks": [view.show_task(seen, params.history_length, params.include_artifacts) for seen in shown],
             "nextPageToken": "~".join(find_place(shown[-1])) if more else "", "pageSize": params.page_size,
             "totalSize": len(wanted)}
@@ -243,15 +283,15 @@ async def find_tasks(visit: Visit, params: requests.Listing) -> list[Seen]:
     The gate lists by creation: of more than MOST_LISTED tasks those are left out that were created first.
     """
     wanted, cursor = list[Seen](), dict[str, str]()
+    after = requests.read_moment(params.status_timestamp_after, "statusTimestampAfter")
     for _ in range(MOST_LISTED // TASKS_PER_PAGE):
         reply = await visit.perform("list_tasks", type=visit.agent, limit=TASKS_PER_PAGE, **cursor)
         for record in reply.tasks:
             seen = Seen(record, [])
-            if params.context_id not in ("", seen.context_id) or (
-                    params.status_timestamp_after and record.updated_at < params.status_timestamp_after):
+            if params.context_id not in ("", seen.context_id) or (after is not None and record.updated_at < after):
                 continue
             if record.fence and not seen.is_still:      # only then may it ask
-                seen = await visit.look(record)
+                seen = await visit.look(record, whole=False)
             if params.status in ("TASK_STATE_UNSPECIFIED", f"TASK_STATE_{seen.state}"):
                 wanted.append(seen)
         if reply.next_cursor is None:
@@ -267,9 +307,8 @@ def find_place(seen: Seen) -> tuple[str, str]:
 
 def read_page_token(token: str) -> tuple[str, str] | None:
     """Return the place behind which a page begins."""
-    moment, tilde, task_id = token.partition("~")
-    if token and not (moment and tilde and task_id):
-        raise A2AError("INVALID_PARAMS", "pageToken must be the nextPageToken of the previous page", "pageToken")
+    moment, _, task_id = token.partition("~")
+    requests.read_moment(moment or token, "pageToken", "the nextPageToken of the previous page")
     return (moment, task_id) if token else None
 
 

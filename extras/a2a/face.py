@@ -79,7 +79,7 @@ class Face:
     async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer one request."""
         places = scope["path_params"]
-        agent, rest = places.get("agent", self.gate.settings.a2a.root), places.get("rest", CARD)
+        agent, rest = http.read_name(places.get("agent", self.gate.settings.a2a.root)), places.get("rest", CARD)
         if rest in (CARD, OLD_CARD):
             return await self._send_card(scope, send, agent, is_old=rest == OLD_CARD)
         call = AgentCall(self, scope, receive, agent, rest)
@@ -247,7 +247,9 @@ class AgentCall:
         self.is_old_stream = name in ("message/stream", "tasks/resubscribe")    # whose SDK reads nothing but events
         if (method := METHODS.get(v03.OLD_NAMES.get(name, name))) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
-        if not isinstance(params := request.get("params", {}), dict):
+        if (params := request.get("params")) is None:
+            params = {}
+        if not isinstance(params, dict):
             raise A2AError("INVALID_PARAMS", "params must be an object", "params")
         return method, v03.read_params(params, is_push="pushNotification" in name) if self.is_old else params
 
@@ -264,7 +266,7 @@ class AgentCall:
         for pattern, method in PATHS if self.is_http else ():
             for path, more in ((self.path, {}), (behind, {"tenant": tenant})):
                 if fit := pattern.fullmatch(f"{self.scope['method']} {path}"):
-                    return method, {**more, **fit.groupdict()}
+                    return method, {name: http.read_name(place) for name, place in {**more, **fit.groupdict()}.items()}
         raise A2AError("METHOD_NOT_FOUND", f"A2A has no {self.scope['method']} {self.scope['path'][:200]}")
 
     async def _read_body(self, empty: Any = None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncgate.extras.a2a import requests, v03, view
 from asyncgate.extras.a2a.refusals import A2AError, translate
 from asyncgate.parts.model import errors, stored
-from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.views import show_receipt
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ async def render(gate: Serving, is_old: bool, tenant_id: str, receipt: stored.Re
     visit = OwnVisit(gate, snapshot[0].type, gate.engine.make_own_caller(tenant_id))
     seen = await visit.read(receipt.task_id)
     record = show_receipt(tenant_id, receipt)
-    ends = receipt.receipt_type in view.MAY_END and not (decode_json(bytes(record.body)) or {}).get("requeued")
+    ends = seen.state in view.ENDED_STATES and receipt.receipt_type in view.MAY_END and not view.read_receipt_body(
+        seen, record).get("requeued")
     if is_old or ends:
         told = {"task": view.show_task(seen)}
         return encode_json(v03.show_result(told) if is_old else told)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from asyncgate.extras.a2a.refusals import A2AError
+from asyncgate.parts.model import members
 from asyncgate.parts.model.naming import A2A_SESSION
 
 LONGEST_ID, LONGEST_URL, LONGEST_SECRET = 200, 2000, 3900
@@ -146,7 +147,7 @@ class Listing(Struct, rename="camel"):
 
     context_id: ShortText = ""
     status: State = "TASK_STATE_UNSPECIFIED"
-    status_timestamp_after: Annotated[datetime, Meta(tz=True)] | None = None
+    status_timestamp_after: ShortText = ""
     page_size: Annotated[int, Meta(ge=1, le=100)] = 50
     page_token: ShortText = ""
     history_length: Count | None = None
@@ -175,9 +176,19 @@ def read(kind: type[Kind], value: Any) -> Kind:
         return msgspec.convert(to_camel(value), kind, strict=False)
     except msgspec.ValidationError as wrong:
         rule, _, at = str(wrong).partition(" - at `$")
+        rule = members.describe_problem(wrong, kind).replace(f" - at `${at}", "")     # with the words it may be
         missing = MISSING_MEMBER.search(rule)
         place = ".".join(filter(None, (at.strip(".`"), missing and missing[1]))) or "params"
         raise A2AError("INVALID_PARAMS", f"{place}: {rule}", place) from None
+
+
+def read_moment(text: str, field: str, what: str = "a time with its zone, such as 2026-01-31T12:00:00Z",
+                ) -> datetime | None:
+    """Read a time; a number is none, which msgspec would take for one where it reads a query."""
+    try:
+        return msgspec.convert(text, Annotated[datetime, Meta(tz=True)]) if text else None
+    except msgspec.ValidationError:
+        raise A2AError("INVALID_PARAMS", f"{field} must be {what}", field) from None
 
 
 def to_camel(value: Any) -> Any:

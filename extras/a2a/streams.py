@@ -21,7 +21,7 @@ from asyncgate.parts.model.content import decode_json
 from asyncgate.parts.process.readers import Seat, Wants
 
 Event = dict[str, Any]
-PAGE_EVENTS, EVERYTHING = 200, 2**31
+EVERYTHING = 2**31
 
 
 class TaskStream:
@@ -29,9 +29,9 @@ class TaskStream:
 
     seen: view.Seen
 
-    def __init__(self, visit: Visit, task_id: str, since: str | None = None) -> None:
+    def __init__(self, visit: Visit, task_id: str, since: str | None = None, history: int | None = None) -> None:
         self.visit, self.task_id, self.since = visit, task_id, since     # `since`: the receipt of a message
-        self.cursor: dict[str, str] = {}
+        self.history, self.place = history, dict[str, str]()
         self.open: dict[str, wire.ReceiptRecord] = {}       # what the client is asked
         self.fence, self.chunks = 0, list[Any]()        # of the lease that is told of; what waits to be told
         self.offset, self.begun = 0, set[str]()      # artifacts of the output that are told of
@@ -47,7 +47,7 @@ class TaskStream:
             task, receipts, over = await self._begin()
             yield {"task": task}
             while not over and engine.longest_wait >= engine.settings.max_wait_seconds:     # else the gate stops
-                receipts += await self._read_receipts()
+                receipts += await self.visit.read_receipts(self.task_id, self.place)
                 await self._read_output()       # behind them: what a lease has given is there when its end is
                 for receipt in receipts:
                     for event in self._tell_output():
@@ -100,10 +100,11 @@ class TaskStream:
 
         Without a message it is the task behind the last receipt that was read, so that nothing is lost in between.
         """
-        past, later, is_behind = await self._read_receipts(), list[wire.ReceiptRecord](), True
+        past = await self.visit.read_receipts(self.task_id, self.place)
+        later, is_behind = list[wire.ReceiptRecord](), True
         while is_behind:
             self.seen = await self.visit.read(self.task_id)
-            past += (receipts := await self._read_receipts())
+            past += (receipts := await self.visit.read_receipts(self.task_id, self.place))
             is_behind = bool(receipts)
         await self._read_output()
         if (at := next((n for n, receipt in enumerate(past) if receipt.receipt_id == self.since), None)) is not None:
@@ -113,27 +114,17 @@ class TaskStream:
         told = [chunk for chunk in self.chunks if at is None or chunk.fence <= self.fence]
         self.chunks, self.seen.chunks, outputs = self.chunks[len(told):], told, view.show_outputs(told)
         self.begun = {artifact["artifactId"] for artifact in outputs}
-        task = view.show_task(self.seen)
+        task = view.show_task(self.seen, self.history)
         if at is None:
             return task, later, self.seen.state in view.ENDED_STATES
         task["artifacts"] = outputs
         task["status"] = view.follow_status(self.seen, past[-1], self.open.values())
         return task, later, asks(task["status"])
 
-    async def _read_receipts(self) -> list[wire.ReceiptRecord]:
-        """Return the receipts that have come, in their order."""
-        receipts, more = list[wire.ReceiptRecord](), True
-        while more:
-            page = await self.visit.perform("get_task_history", task_id=self.task_id, limit=PAGE_EVENTS, **self.cursor)
-            receipts += [event.receipt for event in page.events if event.receipt is not None]
-            self.cursor = {"cursor": page.cursor} if page.cursor is not None else self.cursor
-            more = page.next_cursor is not None
-        return receipts
-
     def _note(self, receipt: wire.ReceiptRecord) -> None:
         """Note whose lease it is, and what the client is asked."""
         if receipt.receipt_type == "task.accepted":
-            self.fence = max(self.fence, int((decode_json(bytes(receipt.body)) or {}).get("fence", 0)))
+            self.fence = max(self.fence, int(view.read_receipt_body(self.seen, receipt).get("fence", self.fence + 1)))
         if receipt.receipt_type == "input.requested":
             self.open[receipt.receipt_id] = receipt
         if receipt.receipt_type in ("input.answered", "input.expired"):
@@ -143,12 +134,13 @@ class TaskStream:
     async def _show(self, receipt: wire.ReceiptRecord) -> tuple[list[Event], bool]:
         """Return the events of a receipt, and whether the stream ends with them."""
         self._note(receipt)
-        body = decode_json(bytes(receipt.body)) or {}
-        if receipt.receipt_type in view.MAY_END and not body.get("requeued"):
-            ended = await self.visit.read(self.task_id)
-            artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
-                         for artifact in view.show_results(ended.record, bool(self.begun))]
-            return [*artifacts, self._tell("statusUpdate", status=view.show_status(ended))], True
+        body = view.read_receipt_body(self.seen, receipt)
+        if not body or (receipt.receipt_type in view.MAY_END and not body.get("requeued")):
+            self.seen = await self.visit.read(self.task_id)
+            if receipt.receipt_type in view.MAY_END and self.seen.state in view.ENDED_STATES:
+                artifacts = [self._tell("artifactUpdate", artifact=artifact, lastChunk=True)
+                             for artifact in view.show_results(self.seen.record, bool(self.begun))]
+                return [*artifacts, self._tell("statusUpdate", status=view.show_status(self.seen))], True
         if receipt.receipt_type not in view.GOES_ON | view.MAY_END or body.get("reason") == "task_ended":
             return [], False
         status = view.follow_status(self.seen, receipt, self.open.values())
@@ -165,7 +157,7 @@ def asks(status: Event) -> bool:
 
 async def stream_message(visit: Visit, params: requests.Sending) -> AsyncIterator[Event | None]:
     """Take a message, and stream what becomes of it."""
-    return TaskStream(visit, *await calls.take_message(visit, params)).follow()
+    return TaskStream(visit, *await calls.take_message(visit, params), params.configuration.history_length).follow()
 
 
 async def subscribe(visit: Visit, params: requests.OfTask) -> AsyncIterator[Event | None]:

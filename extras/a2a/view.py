@@ -122,11 +122,21 @@ def follow_status(seen: Seen, receipt: wire.ReceiptRecord, asked: Iterable[wire.
     """Return the status that a receipt leads to, while these questions are open."""
     for question in asked:
         if question.to.same(seen.record.created_by):
-            body = decode_json(bytes(question.body)) or {}
+            body = read_receipt_body(seen, question)
             key = str(body.get("key"))
             return make_status(name_question(key), receipt.created_at,
                                show_question(seen, key, str(body.get("message")), body.get("schema")))
     return make_status("SUBMITTED" if receipt.receipt_type == "task.assigned" else "WORKING", receipt.created_at)
+
+
+def read_receipt_body(seen: Seen, receipt: wire.ReceiptRecord) -> Members:
+    """Return what a receipt says; where a ledger has that, what the task has of a question itself."""
+    body = decode_json(bytes(receipt.body))
+    if isinstance(body, dict):
+        return body
+    known = next((question for question in seen.inputs if question.request_receipt_id == receipt.receipt_id), None)
+    return {} if known is None else {
+        "key": known.key, "message": known.message, "schema": decode_json(bytes(known.schema))}
 
 
 def find_message(seen: Seen) -> Members | None:
@@ -192,7 +202,8 @@ def show_history(seen: Seen) -> list[Members]:
         history.append(show_input(seen, question))
         if question.receipt_id is not None and question.answered_by is not None:
             content = decode_json(bytes(question.content))
-            words = content["text"] if isinstance(content, dict) and content.keys() == {"text"} else content
+            words = content["text"] if isinstance(content, dict) and content.keys() == {"text"} else (
+                content if question.state == "accept" else question.state)
             history.append(make_message(seen, "answer", [to_part(words)], role="ROLE_USER",
                                         messageId=question.receipt_id))
     if seen.record.status == "failed" and (why := find_message(seen)) is not None:

@@ -74,6 +74,12 @@ async def test_a_configuration_is_kept_shown_without_its_secrets_replaced_and_de
         left = await agent.good("ListTaskPushNotificationConfigs", {"taskId": task["id"]})
         none = await agent.refused("GetTaskPushNotificationConfig", {"taskId": task["id"], "id": "c-1"})
 
+        slashed = (await agent.http("POST", path, {"id": "a/b", "url": receiver.url})).json()
+        read = (await agent.http("GET", f"{path}/a%2Fb")).json()
+        await agent.http("DELETE", f"{path}/a%2Fb")
+        without = await agent.good("ListTaskPushNotificationConfigs", {"taskId": task["id"]})
+
+    assert (read, without) == (slashed, left)
     shown = {"id": "c-1", "taskId": task["id"], "url": receiver.url, "authentication": {"scheme": "Bearer"}}
     assert made == shown
     assert again == shown_first == {**shown, "url": f"{receiver.url}/2"}

@@ -202,6 +202,15 @@ async def test_the_log_of_a_worker_is_not_for_clients(client: Client) -> None:
     assert [artifact["parts"][0]["text"] for artifact in read["artifacts"]] == ["hello", "done"]
 
 
+async def test_a_stream_of_a_message_has_as_much_history_as_is_wanted(client: Client) -> None:
+    arrived, reading = client.gather("SendStreamingMessage", {
+        "message": said(), "configuration": {"historyLength": 0}})
+    await client.under(await client.lease(), "complete", result="done")
+    await reading
+
+    assert "history" not in arrived[0][1]
+
+
 async def test_a_task_that_has_ended_has_no_stream_and_a_foreign_one_neither(client: Client) -> None:
     task_id = await client.begin()
     await client.call(f"/a2a/scan/v1/tasks/{task_id}:cancel")

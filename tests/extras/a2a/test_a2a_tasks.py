@@ -241,6 +241,40 @@ async def test_a_message_id_counts_as_a_key_if_the_settings_say_so(serve: Serve)
         -32015, "IDEMPOTENCY_CONFLICT")
 
 
+async def test_one_key_is_one_answer_also_when_the_next_question_is_open(agent: Agent) -> None:
+    task = await agent.begin()
+    lease = await agent.lease()
+    for key in ("first", "second"):
+        await agent.ask(lease, key=key, message=f"{key}?", keep_lease=True)
+    keyed = [("idempotency-key", "answer-1")]
+    answered, again = [await agent.begin(said("yes", taskId=task["id"], messageId=id), headers=keyed)
+                       for id in ("m-2", "m-3")]
+    other = await agent.refused("SendMessage", {"message": said("no", taskId=task["id"])}, headers=keyed)
+    elsewhere = await agent.refused("SendMessage", {
+        "message": said("yes", taskId=task["id"], metadata={"key": "second"})}, headers=keyed)
+    rows = (await agent.served.get(f"/v1/tasks/{task['id']}/inputs"))["inputs"]
+
+    assert words(answered["status"]["message"]) == words(again["status"]["message"]) == "second?"
+    assert {row["key"]: row["content"] for row in rows} == {"first": {"text": "yes"}, "second": None}
+    assert other == elsewhere == (-32015, "IDEMPOTENCY_CONFLICT")
+
+
+async def test_what_was_declined_is_told_in_the_history(agent: Agent) -> None:
+    task = await agent.begin()
+    await agent.ask(await agent.lease())
+    declined = await agent.begin(said("never", taskId=task["id"], metadata={"action": "decline"}))
+
+    assert words(declined["history"][-1]) == "decline"
+
+
+async def test_a_question_that_was_not_asked_is_named(agent: Agent) -> None:
+    task = await agent.begin()
+    await agent.ask(await agent.lease())
+    answer = await agent.rpc("SendMessage", {"message": said(taskId=task["id"], metadata={"key": "other"})})
+
+    assert "is INPUT_REQUIRED and has not asked other" in answer.json()["error"]["message"]
+
+
 async def test_of_eight_answers_at_once_one_counts(agent: Agent) -> None:
     task = await agent.begin()
     await agent.ask(await agent.lease())
@@ -279,6 +313,19 @@ async def test_lists_are_by_the_last_change_and_narrowed_as_asked(agent: Agent) 
     assert not any("history" in task or "artifacts" in task for task in open_ones["tasks"])
     assert (ids(first) + ids(second), second["nextPageToken"]) == (ids(everything), "")
     assert (late["tasks"], late["totalSize"]) == ([], 0)
+
+
+async def test_a_list_has_the_artifacts_that_the_task_has(agent: Agent) -> None:
+    task = await agent.begin()
+    lease = await agent.lease()
+    given = {"parts": [{"text": "p"}], "artifactId": "a", "append": False}
+    await agent.under(lease, "output", chunks=["page 1", given])
+    working = await agent.good("ListTasks", {"includeArtifacts": True})
+    await agent.under(lease, "complete", result=None)
+    ended = await agent.good("ListTasks", {"includeArtifacts": True})
+
+    assert [artifact["artifactId"] for artifact in working["tasks"][0]["artifacts"]] == ["output", "a"]
+    assert ended["tasks"] == [await agent.task(task["id"])]
 
 
 async def test_the_client_says_how_much_of_the_history_it_wants(agent: Agent) -> None:

@@ -24,7 +24,7 @@ BAD: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
     ("SendMessage", {"message": said(parts=[{"raw": "no base64!"}])}, (-32602, "message.parts[0].raw")),
     ("SendMessage", {"message": said(parts=[{"raw": "aGkhI"}])}, (-32602, "message.parts[0]")),
     ("SendMessage", {"message": said(contextId="c" * 197)}, (-32602, "message.contextId")),
-    ("SendMessage", {"message": said(contextId="a\u202eb")}, (-32602, "message")),
+    ("SendMessage", {"message": said(contextId="a\u202eb")}, (-32602, "message.contextId")),
     ("SendMessage", {"message": said(parts=[{"text": "a", "mediaType": "video/mp4"}])},
      (-32005, "CONTENT_TYPE_NOT_SUPPORTED")),
     ("SendMessage", {"message": said(), "configuration": {"historyLength": -1}},
@@ -34,7 +34,10 @@ BAD: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
     ("CancelTask", {"id": "none"}, (-32001, "TASK_NOT_FOUND")),
     ("ListTasks", {"pageSize": 101}, (-32602, "pageSize")), ("ListTasks", {"pageSize": 0}, (-32602, "pageSize")),
     ("ListTasks", {"status": "DONE"}, (-32602, "status")), ("ListTasks", {"pageToken": "x"}, (-32602, "pageToken")),
+    ("ListTasks", {"pageToken": "x~y"}, (-32602, "pageToken")),
     ("ListTasks", {"statusTimestampAfter": "yesterday"}, (-32602, "statusTimestampAfter")),
+    ("ListTasks", {"statusTimestampAfter": "2026"}, (-32602, "statusTimestampAfter")),
+    ("ListTasks", {"statusTimestampAfter": 1700000000}, (-32602, "statusTimestampAfter")),
     ("Nothing", {}, (-32601, "METHOD_NOT_FOUND"))]
 
 
@@ -43,6 +46,19 @@ async def test_what_is_not_as_the_protocol_has_it_is_refused_with_its_place(
         agent: Agent, method: str, params: dict[str, Any], refusal: tuple[int, str]) -> None:
     async with agent.served.unchanged():
         assert await agent.refused(method, params) == refusal
+
+
+async def test_a_word_that_is_none_of_the_protocol_is_refused_with_those_that_are(agent: Agent) -> None:
+    error = (await agent.rpc("SendMessage", {"message": said(role="ROLE_AGENT")})).json()["error"]
+
+    assert error["message"] == "message.role: Invalid enum value 'ROLE_AGENT': one of ROLE_USER, 1"
+
+
+async def test_parameters_that_are_null_are_absent(agent: Agent) -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": "GetExtendedAgentCard", "params": None}
+    answer = await agent.served.call("POST", f"{agent.path}/rpc", body)
+
+    assert answer.json()["result"]["name"] == AGENT
 
 
 async def make_key(agent: Agent, name: str, role: str = "agent", scopes: str = "tasks:write tasks:read") -> Agent:
