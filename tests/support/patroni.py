@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
-from asyncgate.conformance.postgres_server import PostgresServer, _nobody, find_programs, free_port, open_temp
+from asyncgate.conformance.postgres_server import PostgresServer, choose_programs, free_port, open_temp
 from tests.support.patience import poll
 
 PROGRAMS = ("patroni", "etcd")
@@ -86,9 +86,7 @@ class PatroniPair(PostgresServer):
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="asyncgate-patroni-", dir=open_temp()))
         self.folder.chmod(0o777)        # the servers run as nobody where the tests run as root
-        user = _nobody() if os.geteuid() == 0 else {}
-        programs = find_programs()
-        assert programs is not None
+        programs, user = choose_programs()
         client, peer = (f"http://{HERE}:{free_port()}" for _ in range(2))
         with (self.folder / "etcd.log").open("ab") as log:
             self.etcd = subprocess.Popen(
@@ -96,8 +94,8 @@ class PatroniPair(PostgresServer):
                  "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                  "--initial-cluster", f"default={peer}"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **user)
-        bin = programs.for_everybody().bin if user else programs.bin
-        self.nodes = [Node(name, self.folder, int(client.rpartition(":")[2]), bin, user) for name in ("one", "two")]
+        self.nodes = [Node(name, self.folder, int(client.rpartition(":")[2]), programs.bin, user)
+                      for name in ("one", "two")]
         for node in self.nodes:
             node.start()
         hosts = ",".join(f"{HERE}:{node.port}" for node in self.nodes)
