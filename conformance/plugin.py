@@ -85,7 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark of the suite."""
+    """Register the marks of the suite."""
+    config.addinivalue_line("markers", "databases(fits): it gets a `database` of each backend whose URL fits")
     config.addinivalue_line("markers", "one_store: its rule is judged before the database decides anything, so it runs "
                                        "on the first backend only")
 
@@ -229,12 +230,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids = names if len(set(names)) == len(names) else [f"{name}{at}" for at, name in enumerate(names)]
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)
         choose_loop(metafunc)
-
-
-def choose_databases(metafunc: pytest.Metafunc, fits: Callable[[str], bool]) -> None:
-    """Run a test that names its `database` on every backend that fits, and on the event loop of a gate."""
-    if "database" in metafunc.fixturenames:
-        chosen = [url for url in urls(metafunc.config) if fits(url)]
+    databases = metafunc.definition.get_closest_marker("databases")
+    if databases and "database" in metafunc.fixturenames:
+        chosen = [url for url in urls(metafunc.config) if databases.kwargs["fits"](url)]
         metafunc.parametrize("database", chosen, ids=[url.partition(":")[0] for url in chosen], indirect=True)
         choose_loop(metafunc)
 
@@ -269,6 +267,12 @@ def database_of(url: str, config: pytest.Config, folder: Path) -> str:
 @pytest.fixture
 def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
+    return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of the database of a test with the mark `databases`."""
     return database_of(request.param, request.config, tmp_path)
 
 

@@ -7,29 +7,16 @@ import signal
 import time
 from contextlib import aclosing
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncgate.backends import is_lasting
 from asyncgate.conformance.load import HASTY_GATE, Load, own_tenant, serving
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.torture import wrong_with
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 RACERS, RACES_PER_ROUND = 64, 3
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on durable backends only."""
-    choose_databases(metafunc, is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of the database of this test."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:

@@ -9,20 +9,9 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.disks import NoShim, run_disks
-from asyncgate.conformance.plugin import choose_databases
 
+pytestmark = pytest.mark.databases(fits=lambda url: url.startswith("sqlite:"))     # Postgres looks after its own disk
 PER_ROUND = 10
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on SQLite only: Postgres has a server of its own, which looks after its disk."""
-    choose_databases(metafunc, lambda url: url.startswith("sqlite:"))
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    """Return what the test runs on; it makes files of its own."""
-    return str(request.param)
 
 
 def wrong_after(what: str, rounds: int, folder: Path, record_property: Any) -> list[str]:

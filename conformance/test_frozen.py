@@ -16,9 +16,8 @@ from asyncgate.backends import is_lasting, is_shared
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Client, own_tenant, serving
-from asyncgate.conformance.plugin import choose_databases, database_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 HOUR = 3600
 # How a lease that was frozen away comes back is measured in seconds; a busy machine is late with the completion.
 PATIENT: dict[str, Any] = {"restart_grace_seconds": 60, "lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0}
@@ -28,17 +27,6 @@ set_by = pathlib.Path({!r})
 real = time.time
 time.time = lambda: real() + float(set_by.read_text())
 """
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on durable backends only."""
-    choose_databases(metafunc, is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of the database of this test."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 async def lease(agent: Client, worker: Client, seconds: float) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,22 +15,10 @@ from asyncgate.backends import is_shared
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import HASTY_GATE, Client, GateServer, Load, fleet, own_tenant, serving
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.torture import wrong_with
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_shared)]
 PROCESSES = 4
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on backends that several processes can share."""
-    choose_databases(metafunc, is_shared)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of the database of this test."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 async def started(client: Client, call: Coroutine[Any, Any, Call]) -> asyncio.Task[Call]:

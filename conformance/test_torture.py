@@ -15,22 +15,10 @@ from asyncgate.backends import is_lasting, is_shared
 from asyncgate.conformance.faults import Site
 from asyncgate.conformance.harness import are_here
 from asyncgate.conformance.load import CAN_LIMIT
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.scheduled import TICK
 from asyncgate.conformance.torture import TorturePlan, is_missing, run_round
 
-pytestmark = pytest.mark.anyio
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on durable backends only."""
-    choose_databases(metafunc, is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of the database of this test."""
-    return database_of(request.param, request.config, tmp_path)
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 
 
 @pytest.mark.parametrize("gates", [1, 4])

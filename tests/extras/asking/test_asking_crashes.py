@@ -22,12 +22,12 @@ import pytest
 
 from asyncgate.backends import is_lasting
 from asyncgate.clients.http import Http, Refusal, Unreachable
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 MAIN = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())"]
+pytestmark = pytest.mark.databases(fits=is_lasting)
 TOKEN = "a-token-for-tests"
 KILLS_PER_ROUND = 8
 HASTY = ("lease_sweep_interval_seconds=0.2", "expiry_jitter_seconds=0", "max_expiries=0", "lease_grace_seconds=0")
@@ -37,6 +37,7 @@ WHO = {"worker": ("worker", "w", "worker"), "answerer": ("human", "boss", "agent
 SHARED = """
 import json, os, random, sys, threading, time
 from pathlib import Path
+from asyncgate.backends import is_lasting
 from asyncgate.clients.http import Http, Refusal, Unreachable
 
 folder, name, urls = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
@@ -112,17 +113,6 @@ PROGRAMS = {"worker": WORKER, "answerer": ANSWERER}
 STEPS = {"worker": ("lease_next", "request_input", "complete"), "answerer": ("list_open_obligations", "answer_input")}
 KILLS = [(name, f"{when}_{step}", victim) for name, steps in STEPS.items() for step in steps
          for when in ("before", "after") for victim in ("self", "gate")]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the rounds on every database that a process of its own can serve."""
-    choose_databases(metafunc, is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return an empty database that outlives its gates."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 class Stage:

@@ -17,11 +17,10 @@ import pytest
 from asyncgate.backends import is_lasting, is_shared
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 LANES = 8
 TASKS_PER_ROUND = 100
 MORE = (1, 50, 100)     # receipts from one death of the ledger to the next
@@ -31,17 +30,6 @@ HASTY: dict[str, Any] = {
     "lease_sweep_interval_seconds": 0.5, "receipt_mode": "memorygate_integrated", "ledger.auth_token": TOKEN,
     "ledger.timeout_ms": 2000, "ledger.circuit_breaker.timeout_seconds": 0.2,
     "ledger.emission_retry.retry_interval_seconds": 0.3, "ledger.emission_retry.max_retries": 3}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on the backends that outlive a process."""
-    choose_databases(metafunc, is_shared if "shared" in metafunc.function.__name__ else is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of the gate's database."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture
@@ -240,6 +228,7 @@ async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_lose
     assert stories(there) == stories(await alone(tasks))
 
 
+@pytest.mark.databases(fits=is_shared)
 async def test_of_gates_on_a_shared_database_one_sends_for_all_and_another_goes_on_when_it_dies(
         database: str, books: LedgerServer) -> None:
     tasks = 5 * LANES

@@ -21,25 +21,13 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
-from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 TASKS, WORKERS, KILLS = 50, 4, 4
 TOKEN = "a-token-of-the-ledger"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on the backends that outlive a process."""
-    choose_databases(metafunc, is_shared if "shared" in metafunc.function.__name__ else is_lasting)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of the gate's database."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 class MemoryLedger:
@@ -146,7 +134,7 @@ class Round:
                 while len(self.ended) < TASKS * (n + 1) // (KILLS + 1):  # noqa: ASYNC110
                     await asyncio.sleep(0.003)
             await self.server.stop(signal.SIGKILL)
-            await self.server.start()
+            await self.server.__enter__()
 
 
 @contextlib.asynccontextmanager
@@ -198,6 +186,7 @@ async def test_the_ledger_has_no_orphans_after_a_load_in_strict_mode(
         assert f"{rounds * TASKS:,} tasks" in rebuilt.output, rebuilt.output
 
 
+@pytest.mark.databases(fits=is_shared)
 async def test_two_gates_on_a_shared_database_leave_no_orphans_either(
         database: str, books: Any, rounds: int) -> None:
     async with strict(database, books) as server, strict(database, books, "asyncgate-2") as other:

@@ -7,7 +7,6 @@ import signal
 import uuid
 from collections import defaultdict
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from asyncgate import Caller, Engine, Work
 from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.harness import Gate, settings_for_tests
 from asyncgate.conformance.load import Load, own_tenant, serving
-from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.identity.metering import derive_event_id, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
@@ -26,23 +24,11 @@ from asyncgate.parts.model.stored import Receipt, UsageEvent
 from asyncgate.parts.model.wire import Ask
 from tests.support.receiver import OK, Came, Receiver, Reply
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.databases(fits=is_lasting)]
 ROUNDS, PER_ROUND = 3, 40
 TENANTS, EVENTS = 6, 60      # of the usage
 HASTY: dict[str, Any] = {"webhooks.allow": "127.0.0.1", "webhooks.retry_seconds": 0.05,
                          "webhooks.max_retry_seconds": 0.2, "lease_sweep_interval_seconds": 0.2}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on durable backends only."""
-    lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
-    metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of the database of this test."""
-    return database_of(request.param, request.config, tmp_path)
 
 
 async def test_a_gate_that_is_killed_while_it_delivers_tells_of_every_event_in_the_order_of_its_task(
