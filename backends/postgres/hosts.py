@@ -26,6 +26,7 @@ import asyncpg
 
 from asyncgate.backends.postgres import pipeline
 from asyncgate.parts.model import errors
+from asyncgate.parts.process.lookups import Lookups
 
 Session: TypeAlias = asyncpg.Connection | pipeline.Connection
 C = TypeVar("C", bound=Session)
@@ -90,8 +91,8 @@ class Hosts:
     """The hosts of a URL, the one that worked last first."""
 
     def __init__(self, url: str, seconds: float, lineage: Lineage | None = None) -> None:
-        self.urls, self.lineage = one_by_one(url), lineage or Lineage()
-        self.silent: dict[str, float] = {}      # hosts that did not answer in time, and when
+        self.urls, self.lineage, self.lookups = one_by_one(url), lineage or Lineage(), Lookups()
+        self.silent: dict[str, float] = {}      # hosts that did not answer in time, and until when
         most = min(CONNECT_SECONDS, seconds)
         # With several hosts, one hanging host must leave time for the next one and for the query.
         self.seconds = most if len(self.urls) == 1 else most / (len(self.urls) + 1)
@@ -127,6 +128,7 @@ class Hosts:
 
         async def ask(url: str) -> None:
             try:
+                await self._look_up(url)
                 db = await connect(url, attributes)
                 answers[url] = db, 0
                 async with asyncio.timeout(self.seconds):
@@ -134,9 +136,9 @@ class Hosts:
             except AWAY as error:
                 problems[url] = error
                 if isinstance(error, TimeoutError):
-                    self.silent[url] = time.monotonic()
+                    self.silent[url] = time.monotonic() + SILENT_SECONDS
 
-        chosen, awake = None, [url for url in self.urls if not self._is_silent(url)]
+        chosen, awake = None, [url for url in self.urls if self.silent.get(url, 0.0) <= time.monotonic()]
         try:
             for urls in (awake, [url for url in self.urls if url not in awake]):
                 for problem in await asyncio.gather(*map(ask, urls), return_exceptions=True):
@@ -154,7 +156,7 @@ class Hosts:
         if chosen is None:
             raise next((error for error in problems.values() if isinstance(error, DEFINITE)), None) or (
                 combine_problems({url: problems[url] for url in self.urls}))
-        self._prefer(chosen)
+        self.urls.sort(key=lambda url: url != chosen)       # the others stay in their order
         db = answers[chosen][0]
         if db.is_closed():      # while another host was waited for
             raise ConnectionError(f"{address(chosen)}: the connection was lost at once")
@@ -165,8 +167,12 @@ class Hosts:
             raise
         return db
 
-    def _is_silent(self, url: str) -> bool:
-        return time.monotonic() < self.silent.get(url, -SILENT_SECONDS) + SILENT_SECONDS
+    async def _look_up(self, url: str) -> None:
+        """Wait until a host's address is known: by connecting, a name server that hangs takes a thread of the loop."""
+        parts = urlsplit(url)
+        if (host := unquote(parts.hostname or "")) and not host.startswith("/"):
+            async with asyncio.timeout(self.seconds):
+                await self.lookups.resolve(host, parts.port or PORT)
 
     async def _prepare(self, db: Any, version: int, pinned: Mapping[str, str]) -> None:
         try:
@@ -190,10 +196,6 @@ class Hosts:
             with contextlib.suppress(asyncpg.PostgresError):    # a superuser's: those end by their timeouts
                 await db.fetch(END_LOST, [*lost], [*lost.values()])
             self.lost = {pid: since for pid, since in self.lost.items() if lost.get(pid) != since}
-
-    def _prefer(self, url: str) -> None:
-        self.urls.remove(url)
-        self.urls.insert(0, url)
 
 
 def pin(seconds: float) -> dict[str, str]:

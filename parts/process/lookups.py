@@ -1,7 +1,7 @@
-"""Looking up the hosts that strangers name: in threads of their own, and so many at once for whoever asks.
+"""Looking up hosts, such as those that strangers name: in threads of their own, and so many at once for whoever asks.
 
 A name server that hangs holds a thread for as long as the system's resolver is patient.  The event loop has few threads
-for look-ups, and the database, the ledger and Redis connect through them: so no stranger's host is looked up there.
+for look-ups, and who connects may need them: so a host whose name server may hang is looked up here first.
 """
 
 from __future__ import annotations

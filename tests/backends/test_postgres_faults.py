@@ -26,6 +26,7 @@ import pytest
 
 from asyncgate import Engine, Needs, News
 from asyncgate.backends import open_backend
+from asyncgate.backends.postgres import hosts
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.groups import Flight
 from asyncgate.backends.postgres.instances import Membership
@@ -777,22 +778,49 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
         yield gate
 
 
+class HungNames:
+    """A name server that hangs, for hosts called .example, until it says that there are none."""
+
+    def __init__(self) -> None:
+        self.resolve, self.answer, self.asked = socket.getaddrinfo, threading.Event(), list[str]()
+
+    def look_up(self, host: Any, *given: Any, **named: Any) -> Any:
+        """Look up a host, as `socket.getaddrinfo` does."""
+        if str(host).endswith(".example"):
+            self.asked.append(host)
+            self.answer.wait(2 * PATIENCE_SECONDS)
+            raise socket.gaierror
+        return self.resolve(host, *given, **named)
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungNames]:
+    """Name servers that hang until the test ends."""
+    names = HungNames()
+    monkeypatch.setattr(socket, "getaddrinfo", names.look_up)
+    yield names
+    names.answer.set()
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])       # its resolver is Python's
+async def test_a_host_whose_name_server_hangs_keeps_nobody_from_the_other_one(
+        cluster: Cluster, direct: str, outside: Outside, hung: HungNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "SILENT_SECONDS", 0.0)       # it is asked each time
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))      # as a small machine has
+    both = f"h.example:{cluster.port},localhost:{cluster.port}"
+    async with opened(direct.replace(f"127.0.0.1:{cluster.port}", both)) as gate:
+        for _ in range(5):
+            await outside.end_sessions()
+            await gate.create()
+    assert hung.asked
+
+
 @pytest.mark.parametrize("whose", ["strangers", "the ledger's"])
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])       # its resolver is Python's
 async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
-        direct: str, outside: Outside, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
-    resolve, answer, hung = socket.getaddrinfo, threading.Event(), list[str]()
-
-    def hang(host: Any, *given: Any, **named: Any) -> Any:
-        if str(host).endswith(".example"):
-            hung.append(host)
-            answer.wait(2 * PATIENCE_SECONDS)
-            raise socket.gaierror
-        return resolve(host, *given, **named)
-
+        direct: str, outside: Outside, hung: HungNames, whose: str) -> None:
     async def are_hung() -> bool:
-        return len(hung) == 10
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
+        return len(hung.asked) == 10
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))      # as a small machine has
     calls = Calls("", 10)
     async with opened(direct.replace("127.0.0.1", "localhost")) as gate, make_client(timeout_seconds=600) as http:
@@ -805,7 +833,7 @@ async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
             await gate.create()
             assert not any(stranger.done() for stranger in strangers)
         finally:
-            answer.set()
+            hung.answer.set()
             await asyncio.gather(*strangers, return_exceptions=True)
             await calls.close()
 
