@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from asyncgate.conformance.evidence import TortureReport
     from asyncgate.conformance.torture import Round
 
-FAULTS = ("kill, pause, worker, scheduler, ledger, limits, reset, restart, commit, failover, comeback, bouncer, "
-          "silence, sessions, lock, notices, exhaust, snapshot, clock, disk, power")
+FAULTS = ("kill, pause, worker, scheduler, ledger, limits, names, reset, restart, commit, failover, comeback, "
+          "bouncer, silence, sessions, lock, notices, exhaust, snapshot, clock, disk, power")
 
 
 def read_faults(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from bisect import bisect_left, bisect_right
 from pathlib import Path
 
 from asyncgate.conformance.history import Call
 
-MOST_SECONDS = 3600.0
+MOST_SECONDS, MOST_DRIFT = 3600.0, 0.01
 READING = struct.Struct("dd")       # the real time, and the time of the gate
-# A gate whose clock is an hour behind, right, or an hour ahead, and jumps at SIGUSR1: of several, which ask Postgres.
+# A gate whose clock is an hour behind, right or ahead, drifts, and jumps at SIGUSR1: of several, which ask Postgres.
 OWN_CLOCK = """
 import random, signal, time
-real, ahead = time.time, random.sample([-3600.0, 0.0, 3600.0], 3)
-time.time = lambda: real() + ahead[0]
+real, since, ahead, drift = time.time, time.time(), random.sample([-3600.0, 0.0, 3600.0], 3), random.uniform(-.01, .01)
+time.time = lambda: real() + ahead[0] + drift * (real() - since)
 signal.signal(signal.SIGUSR1, lambda *_: ahead.append(ahead.pop(0)))
 """
 MACHINE_CLOCK = """
 import os, struct, time
-real, ahead, readings = time.time, os.open({ahead!r}, os.O_RDONLY), os.open({readings!r}, os.O_WRONLY | os.O_APPEND)
-time.time = lambda: real() + struct.unpack("d", os.pread(ahead, 8, 0))[0]
+real, setting, readings = time.time, os.open({setting!r}, os.O_RDONLY), os.open({readings!r}, os.O_WRONLY | os.O_APPEND)
+def tell_time():
+    now, (ahead, since, drift) = real(), struct.unpack("ddd", os.pread(setting, 24, 0))
+    return now + ahead + drift * (now - since)
+time.time = tell_time
 from asyncgate.parts.model.clock import SteadyClock
 read_clock = SteadyClock.__call__
 def note_reading(clock):
@@ -42,19 +46,19 @@ class MachineClock:
     """The clock of the machine of a gate, which may be set while the gate runs and while it does not."""
 
     def __init__(self, folder: Path) -> None:
-        self.ahead, self.readings = folder / "ahead", folder / "readings"
+        self.setting, self.readings = folder / "setting", folder / "readings"
         self.readings.touch()
         self.set(0.0)
-        self.first = MACHINE_CLOCK.format(ahead=str(self.ahead), readings=str(self.readings))
+        self.first = MACHINE_CLOCK.format(setting=str(self.setting), readings=str(self.readings))
 
-    def set(self, ahead: float) -> None:
-        """Set the clock to so many seconds ahead."""
-        with self.ahead.open("r+b" if self.ahead.exists() else "wb") as file:
-            file.write(struct.pack("d", ahead))
+    def set(self, ahead: float, drift: float = 0.0) -> None:
+        """Set the clock to so many seconds ahead, and let it go wrong by a part of what passes from now on."""
+        with self.setting.open("r+b" if self.setting.exists() else "wb") as file:
+            file.write(struct.pack("ddd", ahead, time.time(), drift))
 
     def jump(self, draw: random.Random) -> float:
-        """Set the clock to a moment within an hour, before or behind; return how far it is ahead then."""
-        self.set(ahead := draw.uniform(-MOST_SECONDS, MOST_SECONDS))
+        """Set the clock to a moment within an hour, before or behind, as it drifts; return how far it is ahead then."""
+        self.set(ahead := draw.uniform(-MOST_SECONDS, MOST_SECONDS), draw.uniform(-MOST_DRIFT, MOST_DRIFT))
         return ahead
 
     def translate(self, calls: list[Call]) -> None:

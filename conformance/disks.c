@@ -17,7 +17,9 @@
 #include <unistd.h>
 
 enum { OPEN, WRITE, SYNC, TRUNCATE, UNLINK, NOTE };
-enum { BEFORE, AFTER, SHORT, LOST };    /* not done; done all the same; half of it; what waited for it is gone, too */
+enum { BEFORE, AFTER, SHORT, LOST, SLOW };  /* not done; done all the same; half of it; what waited for it is gone, too;
+                                               no failure, but it takes a while */
+enum { SLOW_MICROSECONDS = 100000 };
 enum { FILES = 4096, RULES = 4, PATH = 1024 };
 
 struct record { uint32_t operation, named; uint64_t handle; int64_t at, length, result; };
@@ -61,6 +63,10 @@ static struct rule *failing(int operation, const char *path)
         if (one->count > 0)
             one->count--;
         failures++;
+        if (one->how == SLOW) {
+            usleep(SLOW_MICROSECONDS);
+            continue;
+        }
         return one;
     }
     return NULL;

@@ -68,16 +68,17 @@ class Did(IntEnum):
 
 
 class Harm(IntEnum):
-    """What a call that fails has done: nothing, all of it, half, or the kernel has forgotten what waited for it."""
+    """What a call that fails has done: nothing, all, half, or the kernel forgot what waited for it; or it is slow."""
 
-    BEFORE, AFTER, SHORT, LOST = range(4)
+    BEFORE, AFTER, SHORT, LOST, SLOW = range(5)
 
 
 FAULTY_FILES = ("gate.db-wal", "gate.db", "")        # of the log, of the database, of all files and their folder
 FAULTY_CALLS = (1 << Did.SYNC, 1 << Did.WRITE, sum(1 << did for did in Did if did is not Did.NOTE))
 FAULT_TIMES = (1, 2, 8, ENDLESS)
-FAULT_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-WAYS = list(product(FAULTY_CALLS, FAULTY_FILES, FAULT_ERRORS, FAULT_TIMES, Harm))
+FAULT_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+WAYS = [*product(FAULTY_CALLS, FAULTY_FILES, FAULT_ERRORS, FAULT_TIMES, [*Harm][:Harm.SLOW]),
+        *product([1 << Did.SYNC], FAULTY_FILES, [0], FAULT_TIMES, [Harm.SLOW])]
 # What is copied out of the log in parts is lost with the fsync behind it, if the kernel forgets it.
 COPYING = [(1 << Did.SYNC, "gate.db", errno.EIO, times, Harm.LOST) for times in (1, 2)]
 # What was asked of a gate that started before: its file may have that, too.
@@ -208,13 +209,16 @@ class DiskLoad(StraightLoad):
                 await self.gate.backend.transact(TENANT, Needs(), trespass)
             await asyncio.sleep(0.005)
 
-    async def look(self, path: Path) -> None:
-        """Read the file as a backup does: for long, and in one transaction, so that its log is copied back in parts."""
+    async def look(self, path: Path, copies: bool) -> None:
+        """Read for long in one transaction, as a backup does, or copy the log back, too, as Litestream does."""
         while not self.stopping:
             with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as other:
                 other.execute("BEGIN")
                 other.execute("SELECT 1 FROM sqlite_master").fetchone()
                 await asyncio.sleep(self.random.choice([0.02, 0.2]))
+                other.execute("END")
+                if copies and self.random.random() < 0.3:
+                    other.execute(f"PRAGMA wal_checkpoint({self.random.choice(['PASSIVE', 'TRUNCATE'])})").fetchone()
             await asyncio.sleep(self.random.choice([0.02, 0.1]))
 
 
@@ -238,7 +242,8 @@ async def live(path: Path, plan: Life, shim: Shim) -> None:
         return end_life(path, shim, report | {"refused": str(refused)}, plan)
     load = DiskLoad(Gate(engine_over(backend, settings_for_tests()), TENANT), shim, plan.seed)
     everybody = [*map(load.agent, load.agents), *map(load.worker, load.workers), load.reader(load.agents[0]),
-                 load.pauser(), load.bulker(), load.probe(), load.look(path)]
+                 load.pauser(), load.bulker(), load.probe(),
+                 load.look(path, copies=not plan.rules)]     # of an fsync of others that fails a gate cannot know
     running = [asyncio.create_task(coroutine) for coroutine in everybody]
     half = plan.calls // 2
     await load.grown(half)
@@ -595,16 +600,20 @@ class NoShim(Exception):
     """The shim cannot be used here; says why."""
 
 
-def compile_shim(folder: Path) -> Path:
-    """Compile disks.c into a folder; raises NoShim."""
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if not sys.platform.startswith("linux") or compiler is None:
+def find_compiler() -> str | None:
+    """Return the C compiler of a Linux."""
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None) if sys.platform == "linux" else None
+
+
+def compile_shim(folder: Path, source: Path = SOURCE) -> Path:
+    """Compile what is to be preloaded into a folder; raises NoShim."""
+    compiler, shim = find_compiler(), folder / f"{source.stem}.so"
+    if compiler is None:
         raise NoShim("failing disks need Linux and a C compiler: install cc, such as with `apt-get install gcc`")
-    shim = folder / "disks.so"
-    made = subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(shim), str(SOURCE), "-ldl", "-lpthread"],
+    made = subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl", "-lpthread"],
                           check=False, capture_output=True, text=True)
     if made.returncode:
-        raise NoShim(f"{compiler} does not compile disks.c: {made.stderr[:500]}")
+        raise NoShim(f"{compiler} does not compile {source.name}: {made.stderr[:500]}")
     return shim
 
 

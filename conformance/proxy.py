@@ -58,6 +58,7 @@ class Trap:
     before: bool = False        # it is not passed on; else it is carried out and its reply is lost
     again: bool = False         # at every nth
     gone: bool = False          # and the database cannot be reached any more
+    late: float = 0.0           # seconds: its reply gets through, but not before
     of: bytes = b""             # only COMMITs of transactions that sent this count
     seen: int = 0
     caught: int = 0
@@ -131,13 +132,17 @@ class Link:
 
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await self._read(reader):
-            if self.losing is None:
+            trap = self.losing
+            if trap is not None and any(message == COMMITTED for message in self.lost.of(chunk)):
+                if trap.gone:
+                    self.proxy.close_door()
+                if not trap.late:
+                    raise Cut
+                await asyncio.sleep(trap.late)
+                self.losing, self.lost = None, Messages(typed=True)
+            if trap is None or trap.late:
                 writer.write(chunk)
                 await writer.drain()
-            elif any(message == COMMITTED for message in self.lost.of(chunk)):
-                if self.losing.gone:
-                    self.proxy.close_door()
-                raise Cut
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         try:
@@ -219,6 +224,11 @@ class Proxy:
     def cut_before(self, nth: int = 1, *, again: bool = False) -> Trap:
         """Cut the connection of the nth COMMIT from now on before it gets through."""
         self.trap = Trap(nth, before=True, again=again)
+        return self.trap
+
+    def delay_reply(self, nth: int = 1, *, again: bool = False, late: float = 3.0) -> Trap:
+        """Let the nth COMMIT from now on be carried out, and its reply get through some seconds later."""
+        self.trap = Trap(nth, again=again, late=late)
         return self.trap
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

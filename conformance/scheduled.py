@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from asyncgate.conformance.forks import ForkingPopen
-from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.conformance.ledgers import PROCESS_SECONDS, Program
 from asyncgate.conformance.load import KEY, SERVE, Client, Gates, Load
 from asyncgate.parts.model import stored
 
@@ -23,7 +23,7 @@ TICK = "tick"                       # the type of the tasks that schedules make
 INTERVALS = (1, 2, 3)               # seconds between the runs of each schedule
 
 
-class ScheduledRuns:
+class ScheduledRuns(Program):
     """`asyncgate scheduler` in a process of its own, and the schedules that it was given at first."""
 
     def __init__(self, load: Load, port: int, folder: Path) -> None:
@@ -35,15 +35,9 @@ class ScheduledRuns:
         self.until = 0                                      # up to this second each of them has run
 
     def start(self) -> None:
-        """Start the process."""
         with self.log.open("ab") as log:
             self.process = ForkingPopen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                         start_new_session=True)
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self.process.kill()
-        self.process.wait()
 
     async def order(self) -> None:
         """Order schedules that make up for every run that they miss, and wait until the scheduler has them."""

@@ -159,7 +159,7 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         try:
             async with load.running():
                 await strike_often(plan, stage, faults, marks)
-            for program in stage.programs:
+            for program in stage.workers:
                 await asyncio.to_thread(program.kill)
             caught += await site.spring()
             if stage.scheduled is not None:
@@ -173,7 +173,7 @@ async def run_served_round(plan: TorturePlan, site: Site, number: int, draw: ran
         if stage.ledger is not None:        # order: until they have ended, gates write receipts and send them
             receipts = await asyncio.to_thread(stage.ledger.receipts, gates.tenant)
         # What a ledger or a database that dies is to blame for is no defect; what nothing foresaw is.
-        outages = "ledger" in faults or (site.cluster is not None and any(FAULTS[fault].fits for fault in faults))
+        outages = stage.ledger is not None or (site.cluster is not None and any(FAULTS[fault].fits for fault in faults))
         problems += list_errors(gates, UNFORESEEN if outages else ANY_ERROR)
     done.faults = Counter(mark.what.split()[0].strip(",") for mark in marks) + Counter(
         {"commit": caught, "reset": stage.wire.caught if stage.wire else 0})

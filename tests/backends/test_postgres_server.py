@@ -7,6 +7,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def test_several_run_at_once(cluster: Cluster) -> None:
         assert ask(cluster.admin_url(), databases) == 0
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_a_restarted_one_has_its_port_and_all_that_was_committed(mode: Any) -> None:
     with Cluster(durable=True) as cluster:
         url = cluster.admin_url()
@@ -117,6 +118,20 @@ def test_a_restarted_one_has_its_port_and_all_that_was_committed(mode: Any) -> N
         assert cluster.admin_url() == url
         assert ask(url, "SELECT one FROM kept") == 1
         assert ask(url, "SHOW fsync") == "on"
+
+
+@pytest.mark.anyio
+async def test_sessions_of_a_stopped_one_are_answered_when_it_goes_on() -> None:
+    with Cluster() as cluster:
+        async with connected(cluster.admin_url()) as db:
+            cluster.signal_all(signal.SIGSTOP)
+            asking = asyncio.create_task(db.fetchval("SELECT 1"))
+            answered, _ = await asyncio.wait([asking], timeout=0.2)
+
+            cluster.signal_all(signal.SIGCONT)
+
+            assert await asking == 1
+            assert answered == set()
 
 
 def test_it_ends_with_the_process_that_started_it_even_when_that_is_killed() -> None:

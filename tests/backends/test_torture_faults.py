@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import socket
+import struct
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,26 +19,49 @@ from typing import Any
 
 import pytest
 
-from asyncgate.commands.torture import FAULTS as NAMES
+from asyncgate.commands.torture import FAULTS as NAMED
 from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.clocks import READING, MachineClock
-from asyncgate.conformance.faults import FAULTS, Site, open_site
+from asyncgate.conformance.disks import compile_shim, find_compiler
+from asyncgate.conformance.faults import FAULTS, NAMES, Site, open_site
 from asyncgate.conformance.history import Call, violations
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
-from asyncgate.conformance.postgres_server import find_programs
+from asyncgate.conformance.postgres_server import connected, find_programs
 from asyncgate.conformance.proxy import Proxy, reset
 from asyncgate.conformance.scheduled import TICK, ScheduledRuns
-from asyncgate.conformance.torture import TorturePlan, plan_faults, run_round
+from asyncgate.conformance.torture import TorturePlan, is_missing, plan_faults, run_round
 from asyncgate.parts.model import stored
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 REQUEST, ANSWER = b"what is asked", b"what is answered"
+LOOK_UP = """
+import os, socket, threading
+known = threading.Thread(target=lambda: (socket.getaddrinfo("localhost", 1), print("localhost")))
+known.start()
+socket.getaddrinfo("127.0.0.1", 1)
+print("127.0.0.1")
+known.join(0.3)
+print("removed")
+os.unlink(os.environ["HUNG_NAMES"])
+known.join()
+"""
+SLOW = """
+import os, sys, time
+from asyncgate.conformance.disks import Did, FaultRule, Harm, Shim
+(shim := Shim()).watch(sys.argv[1], sys.argv[1] + ".trace", False)
+shim.set_rules([FaultRule(1 << Did.SYNC, "", 0, 1, Harm.SLOW, 0)])
+file = os.open(sys.argv[1] + "/file", os.O_WRONLY | os.O_CREAT)
+os.write(file, b"written")
+began = time.monotonic()
+os.fsync(file)
+print(time.monotonic() - began >= 0.1, shim.failures)
+"""
 
 
 def test_the_command_names_every_fault() -> None:
-    assert NAMES.split(", ") == [*FAULTS]
+    assert NAMED.split(", ") == [*FAULTS]
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -73,6 +101,69 @@ async def test_a_machine_whose_clock_is_set_makes_a_gate_on_sqlite_lose_and_repe
     record_property("torture", done.describe())
     assert done.violations == [], f"seed {plan.seed}"
     assert done.faults.keys() == {"clock", "kill"}
+
+
+async def test_gates_whose_name_servers_hang_lose_and_repeat_nothing(tmp_path: Path, record_property: Any) -> None:
+    faults = tuple(name for name in ("names", "limits", "kill") if not is_missing(name))
+    plan = TorturePlan("sqlite:", faults, random.randrange(2**32), strikes=len(faults), calls=60)
+    done = await run_round(plan, Site("sqlite:", tmp_path), 1)
+
+    record_property("torture", done.describe())
+    assert done.violations == [], f"seed {plan.seed}"
+    assert done.faults.keys() == set(faults)
+
+
+def test_nobody_learns_where_a_host_is_while_its_name_server_hangs(tmp_path: Path) -> None:
+    if missing := is_missing("names"):
+        pytest.skip(missing)
+    (hung := tmp_path / "hung").touch()
+    preloaded = {"LD_PRELOAD": str(compile_shim(tmp_path, NAMES)), "HUNG_NAMES": str(hung)}
+    done = subprocess.run([sys.executable, "-c", LOOK_UP], check=True, env={**os.environ, **preloaded}, text=True,
+                          capture_output=True)
+
+    assert done.stdout.split() == ["127.0.0.1", "removed", "localhost"]
+
+
+def test_a_disk_that_is_slow_does_what_it_is_asked(tmp_path: Path) -> None:
+    if find_compiler() is None:
+        pytest.skip("there is no C compiler")
+    (folder := tmp_path / "slow").mkdir()
+    done = subprocess.run([sys.executable, "-c", SLOW, folder], check=True, text=True, capture_output=True,
+                          env={**os.environ, "LD_PRELOAD": str(compile_shim(tmp_path))})
+
+    assert done.stdout.split() == ["True", "1"]
+    assert (folder / "file").read_bytes() == b"written"
+
+
+async def test_the_reply_to_a_commit_gets_through_late_when_it_is_there() -> None:
+    if find_programs() is None:
+        pytest.skip(MISSING)
+    async with open_site(POSTGRES, ()) as site:
+        assert site.cluster is not None
+        assert site.proxy is not None
+        async with connected(site.proxy.url(site.cluster.admin_url())) as db:
+            for statement in ("CREATE TABLE kept (n int)", "BEGIN", "INSERT INTO kept VALUES (1)"):
+                await db.fetch(statement)
+            trap, began = site.proxy.delay_reply(late=0.5), time.monotonic()
+            await db.fetch("COMMIT")
+            late = time.monotonic() - began
+            for statement in ("BEGIN", "COMMIT"):       # which nobody delays
+                await db.fetch(statement)
+
+            assert late >= 0.5
+            assert await db.fetchval("SELECT count(*) FROM kept") == trap.caught == 1
+
+
+def test_the_clock_of_a_machine_drifts_from_when_it_was_set(tmp_path: Path) -> None:
+    machine = MachineClock(tmp_path)
+    machine.set(100.0, 0.5)
+    _, since, _ = struct.unpack("ddd", machine.setting.read_bytes())
+    told = subprocess.run([sys.executable, "-c", f"{machine.first}\nprint(real(), time.time(), real())"], check=True,
+                          text=True, capture_output=True)
+    before, ahead, after = [float(number) - since for number in told.stdout.split()]
+
+    assert before > 0.0
+    assert 100.0 + 1.5 * before <= ahead <= 100.0 + 1.5 * after
 
 
 def test_calls_are_told_by_the_clock_of_the_gate(tmp_path: Path) -> None:

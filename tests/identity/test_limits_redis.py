@@ -236,7 +236,7 @@ async def test_a_gate_counts_its_part_alone_while_the_store_is_lost(
     if how == "killed":
         mortal.kill()
     else:
-        mortal.send_signal(signal.SIGSTOP)
+        mortal.process.send_signal(signal.SIGSTOP)
     limits.timeout_seconds = 0.25       # only now: a server on a busy machine may need longer
     async with asyncio.timeout(PATIENCE_SECONDS):
         verdicts = await asyncio.gather(*(limits.take([bucket]) for _ in range(50)))
@@ -248,9 +248,9 @@ async def test_a_gate_counts_its_part_alone_while_the_store_is_lost(
     assert warnings(caplog)[0].endswith("until it answers again 1/4 of each limit is counted here")
 
     if how == "killed":
-        mortal.restart()
+        mortal.start()
     else:
-        mortal.send_signal(signal.SIGCONT)
+        mortal.process.send_signal(signal.SIGCONT)
     limits.timeout_seconds = PATIENCE_SECONDS
     await recovered(limits)
     assert (await limits.take([bucket])).limit == 20
@@ -287,14 +287,14 @@ async def test_a_store_that_takes_no_writes_is_lost(mortal: Valkey) -> None:
 @pytest.mark.anyio
 async def test_limits_are_closed_while_the_store_hangs(mortal: Valkey) -> None:
     limits = RedisLimits(mortal.url, retry_seconds=0.0)
-    mortal.send_signal(signal.SIGSTOP)
+    mortal.process.send_signal(signal.SIGSTOP)
     await limits.take([hourly(10)])
     await limits.take([hourly(10)])
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         await limits.close()
 
-    mortal.send_signal(signal.SIGCONT)
+    mortal.process.send_signal(signal.SIGCONT)
 
 
 # From the settings

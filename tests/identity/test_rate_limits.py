@@ -832,7 +832,7 @@ async def test_a_gate_that_finds_the_store_again_counts_there(valkey: Valkey) ->
             house.guard.limits.retry_seconds = 0.01
         valkey.kill()
         await passed(houses[0], keys[0], 30)
-        valkey.restart()
+        valkey.start()
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(house.guard.limits.degraded for house in houses):

@@ -170,7 +170,7 @@ async def killer(books: LedgerServer) -> AsyncIterator[Killer]:
     killer = Killer(books)
     yield killer
     await killer.stop(0)
-    books.__exit__()
+    books.kill()
 
 
 async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalone_gate_writes(

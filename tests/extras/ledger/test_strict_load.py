@@ -35,7 +35,7 @@ class MemoryLedger:
 
     def __init__(self, tmp_path: Path) -> None:
         self.server = LedgerServer(f"sqlite:///{tmp_path / 'ledger.db'}", free_port(), TOKEN)
-        self.server.__enter__()
+        self.server.start()
         self.settings = {"receipt_mode": "memorygate_integrated", "ledger.url": self.server.url,
                          "ledger.auth_token": TOKEN}
 
@@ -73,7 +73,7 @@ def books(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "memorygate":
         books = MemoryLedger(tmp_path)
         yield books
-        books.server.__exit__()
+        books.server.kill()
     else:
         ledger = StandIn()
         with served(ledger) as url:
@@ -134,7 +134,7 @@ class Round:
                 while len(self.ended) < TASKS * (n + 1) // (KILLS + 1):  # noqa: ASYNC110
                     await asyncio.sleep(0.003)
             await self.server.stop(signal.SIGKILL)
-            await self.server.__enter__()
+            await self.server.start()
 
 
 @contextlib.asynccontextmanager
