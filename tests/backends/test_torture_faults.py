@@ -15,16 +15,19 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asyncgate.commands.torture import FAULTS as NAMED
+from asyncgate.conformance import scheduled
 from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.clocks import READING, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.faults import FAULTS, NAMES, Site, open_site
 from asyncgate.conformance.history import Call, violations
+from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import connected, find_programs
@@ -210,11 +213,11 @@ def test_runs_of_a_scheduler_that_are_missing_there_twice_or_early_are_found(tmp
     answer = {"schedule_id": "s3", "next_run_at": format_time(100)}
     order = stored.Task(**{**plain, "task_id": "t", "type": "schedule.create", "status": "succeeded",
                            "outcome": json.dumps(answer), "payload": json.dumps({"interval_seconds": 3})})
-    scheduled = ScheduledRuns(Load(Target(0, asyncio.Event()), 0), 0, tmp_path)
-    scheduled.ordered, scheduled.until = {"s2": (100, 2)}, 111
+    runs = ScheduledRuns(Load(Target(0, asyncio.Event()), 0), 0, tmp_path)
+    runs.ordered, runs.until = {"s2": (100, 2)}, 111
 
     def judge(*keys: str) -> list[str]:
-        return scheduled.judge([order, *(stored.Task(**{**plain, "task_id": key, "type": TICK, "idempotency_key": key})
+        return runs.judge([order, *(stored.Task(**{**plain, "task_id": key, "type": TICK, "idempotency_key": key})
                                          for key in keys)])
     assert judge(*keys) == []
     assert judge(*keys[1:]) == ["SCHEDULER: run 100 of s2 has no task"]
@@ -225,6 +228,33 @@ def test_runs_of_a_scheduler_that_are_missing_there_twice_or_early_are_found(tmp
     assert judge(*keys, f"schedule:s2:{format_time(101)}") == ["SCHEDULER: run 101 of s2 was never due"]
     assert judge(*keys, f"schedule:s4:{format_time(101)}") == ["SCHEDULER: s4 has runs, and nobody has ordered it"]
     assert judge(*keys[6:]) == ["SCHEDULER: s2 has never run"]
+
+
+async def test_a_scheduler_that_makes_up_for_its_runs_is_waited_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, listed = [0.0], list[dict[str, str]]()
+
+    async def list_tasks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer, rather late each time, with one more run."""
+        while await reader.read(2**16):     # a request
+            passed[0] += 0.8 * PROCESS_SECONDS
+            listed.append({"idempotency_key": f"schedule:s:{format_time(100 + len(listed))}"})
+            page = json.dumps({"tasks": listed}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page) + page)
+        writer.close()
+
+    async with await asyncio.start_server(list_tasks, "127.0.0.1", 0) as server:
+        gates = Target(server.sockets[0].getsockname()[1], asyncio.Event())
+        runs = ScheduledRuns(Load(gates, 0), 0, tmp_path)
+        runs.ordered = {"s": (100, 1)}
+        runs.log.touch()
+        runs.process = await asyncio.to_thread(
+            subprocess.Popen, [sys.executable, "-c", "import signal; signal.pause()"])
+        monkeypatch.setattr(scheduled, "time", SimpleNamespace(time=lambda: 104.0, monotonic=lambda: passed[0]))
+        problems = await runs.finish(gates)
+
+    assert [problem for problem in problems if "late" in problem] == []
+    assert len(listed) == 5
 
 
 @dataclass
