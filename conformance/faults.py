@@ -28,7 +28,7 @@ from asyncgate.conformance.proxy import Proxy, Trap
 from asyncgate.conformance.scheduled import ScheduledRuns
 from asyncgate.conformance.valkey import Valkey, find_valkey
 
-EVERY_COMMITS, PAUSED_SECONDS = (3, 5, 9), 3.0
+EVERY_COMMITS, PAUSED_SECONDS, NOTICED_SECONDS = (3, 5, 9), 3.0, 10.0
 CLIENTS = 3, 6          # agents and workers; of several gates twice as many
 PROGRAMS = 2            # workers in processes of their own
 START_TRIES = 5         # to start a gate whose database fails just then, as a supervisor would
@@ -422,6 +422,8 @@ async def silence(stage: Stage) -> str:
     """Let all connections to the database die in silence, as behind a router that lost its memory."""
     assert stage.site.proxy is not None
     stage.site.proxy.forget()
+    for link in stage.site.proxy.links:     # keepalives tell the database in the end, which frees the names of gates
+        asyncio.get_running_loop().call_later(NOTICED_SECONDS, link.cancel)
     await asyncio.sleep(0.5)
     return "silence"
 
@@ -509,7 +511,7 @@ async def jump(stage: Stage) -> str:
 
 
 class Fault(NamedTuple):
-    """A fault: what happens, to which databases, by what; without that it is there from the begin to the end."""
+    """A fault: what happens, to which databases, by what; without that it is always there."""
 
     about: str
     fits: str = ""                  # bare URLs, or any lasting database
@@ -527,15 +529,13 @@ FAULTS: dict[str, Fault] = {
                     "started again, or stopped for a while", "", strike_ledger, settings=LEDGER_GATE),
     "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped for "
                     "a while; they count alone meanwhile, or deny", "", strike_limits, settings=COUNTED_GATE),
-    "names": Fault("name servers hang while the gates connect to Postgres, their ledger and Valkey again", "",
-                   hang_names, settings=LEDGER_GATE | QUICK),
+    "names": Fault("name servers hang while gates connect again", "", hang_names, settings=LEDGER_GATE | QUICK),
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
     "restart": Fault("Postgres ends, in order or as in a crash, or all of it is killed, and is started again; or it is "
                      "stopped for a while", POSTGRES, strike_postgres, True),
     "commit": Fault("connections are cut before or behind COMMIT, or its reply is late", POSTGRES, None, True, QUICK),
     "failover": Fault("Postgres dies, and its synchronous standby takes over", POSTGRES, fail_over),
-    "comeback": Fault("after a fail-over the old primary is started again as it was, beside the new one", POSTGRES,
-                      come_back, settings=QUICK),
+    "comeback": Fault("behind a fail-over the old primary comes back as it was", POSTGRES, come_back, settings=QUICK),
     "bouncer": Fault("PgBouncer is killed and started again, or stopped for a while", POSTGRES, strike_bouncer),
     "silence": Fault("all connections to Postgres die without a word", POSTGRES, silence, settings=QUICK),
     "sessions": Fault("some sessions of Postgres are ended by an operator", POSTGRES, end_sessions),

@@ -25,7 +25,7 @@ from asyncgate.conformance import scheduled
 from asyncgate.conformance.between import BreakingWire
 from asyncgate.conformance.clocks import READING, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
-from asyncgate.conformance.faults import FAULTS, NAMES, Site, open_site
+from asyncgate.conformance.faults import FAULTS, NAMES, Site, Stage, open_site, silence
 from asyncgate.conformance.history import Call, violations
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Load
@@ -155,6 +155,23 @@ async def test_the_reply_to_a_commit_gets_through_late_when_it_is_there() -> Non
 
             assert late >= 0.5
             assert await db.fetchval("SELECT count(*) FROM kept") == trap.caught == 1
+
+
+async def test_a_database_notices_in_the_end_that_a_path_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy answers its probes, which nobody would: a name that a killed gate had stayed taken."""
+    if find_programs() is None:
+        pytest.skip(MISSING)
+    monkeypatch.setattr("asyncgate.conformance.faults.NOTICED_SECONDS", 0.1)
+    async with open_site(POSTGRES, ()) as site:
+        assert site.cluster is not None
+        assert site.proxy is not None
+        async with (connected(site.proxy.url(site.cluster.admin_url())) as db,
+                    connected(site.cluster.admin_url()) as outside, asyncio.timeout(PATIENCE_SECONDS)):
+            await silence(Stage(site, random.Random(0)))
+            session = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
+            while await outside.fetchval(session, db.get_server_pid()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            db.terminate()
 
 
 def test_the_clock_of_a_machine_drifts_from_when_it_was_set(tmp_path: Path) -> None:
