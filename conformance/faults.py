@@ -533,9 +533,9 @@ FAULTS: dict[str, Fault] = {
     "reset": Fault("the connections of clients are reset, behind each number of bytes of requests and of answers"),
     "restart": Fault("Postgres ends, in order or as in a crash, or all of it is killed, and is started again; or it is "
                      "stopped for a while", POSTGRES, strike_postgres, True),
-    "commit": Fault("connections are cut before or behind COMMIT, or its reply is late", POSTGRES, None, True, QUICK),
+    "commit": Fault("connections are cut before or after COMMIT, or its reply is late", POSTGRES, None, True, QUICK),
     "failover": Fault("Postgres dies, and its synchronous standby takes over", POSTGRES, fail_over),
-    "comeback": Fault("behind a fail-over the old primary comes back as it was", POSTGRES, come_back, settings=QUICK),
+    "comeback": Fault("after a fail-over the old primary comes back as it was", POSTGRES, come_back, settings=QUICK),
     "bouncer": Fault("PgBouncer is killed and started again, or stopped for a while", POSTGRES, strike_bouncer),
     "silence": Fault("all connections to Postgres die without a word", POSTGRES, silence, settings=QUICK),
     "sessions": Fault("some sessions of Postgres are ended by an operator", POSTGRES, end_sessions),
