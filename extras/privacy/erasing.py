@@ -43,6 +43,8 @@ MOST_ROUNDS = 3             # last looks of one call that find something again
 UNTIL_NOTED_SECONDS = 330.0      # after which no other process still writes what it noted before the credentials went
 LIVE = ("queued", "leased", "running")
 WHY = "erased"              # the reason in the receipts that end work
+# Rows that a batch loads with their task, because work on it changes them.
+OF_WORK: dict[type[Struct], str] = {stored.Task: "tasks", stored.Lease: "leases", stored.Progress: "progress"}
 
 decode_list = msgspec.json.Decoder(list[str]).decode
 Counts = dict[str, dict[str, int]]      # by table: how many rows were changed and deleted
@@ -96,11 +98,10 @@ class Eraser:
     # What is written.
 
     async def write(self, tenant_id: str, run: Callable[[Work], T], *records: tuple[type[Struct], tuple[str, ...]],
-                    tasks: Iterable[str] = (), receipts: Iterable[str] = ()) -> T:
+                    tasks: Iterable[str] = (), receipts: Iterable[str] = (), alone: bool = False) -> T:
         """Let `run` change rows of a tenant in its next batch, with this erasure locked."""
         return await self.engine.change(tenant_id, run, (stored.Erasure, (self.erasure.erasure_id,)),
-                                        (stored.AuditHead, ()),
-                                        *records, tasks=tasks, receipts=receipts)
+                                        (stored.AuditHead, ()), *records, tasks=tasks, receipts=receipts, alone=alone)
 
     async def keep(self, change: Callable[[Work, stored.Erasure], stored.Erasure],
                    tenant_id: str | None = None) -> None:
@@ -327,7 +328,7 @@ class Eraser:
         records = [(kind, stored.key_of(row)) for row in rows] if kind in stored.RECORDS else []
         notes = [(stored.Erased, place_of_row(row)) for row in rows] if kind in (stored.Receipt, stored.Audit,
                                                                                  stored.Entry) else []
-        tasks = [row.task_id for row in rows] if kind in (stored.Task, stored.Lease) else []
+        tasks = [row.task_id for row in rows] if kind in OF_WORK else []
 
         def change(work: Work) -> None:
             now = work.find_record(stored.Erasure, whom.erasure_id)
@@ -336,7 +337,8 @@ class Eraser:
             done = [self.change_row(work, whom, current) for row in rows
                     if (current := find_current(work, kind, row)) is not None]
             work.keep_record(replace(now, counts=add_counts(now.counts, stored.TABLES[kind], done)))
-        await self.write(tenant_id, change, *records, *notes, tasks=tasks)
+        # Alone: what another call makes of the task in the same batch would be overwritten by what is judged here.
+        await self.write(tenant_id, change, *records, *notes, tasks=tasks, alone=bool(tasks))
 
     def change_row(self, work: Work, whom: Whom, row: Any) -> str:
         """Carry out what the rules say of one row; return what was done."""
@@ -417,9 +419,7 @@ def find_current(work: Work, kind: type[Struct], row: Any) -> Any:
         return row
     if kind in stored.RECORDS:
         return work.find_record(kind, *stored.key_of(row))
-    if kind in (stored.Task, stored.Lease):
-        return (work.tasks if kind is stored.Task else work.leases).get(row.task_id)
-    return row
+    return getattr(work, OF_WORK[kind]).get(row.task_id) if kind in OF_WORK else row
 
 
 def note_erased(work: Work, whom: Whom, row: stored.Receipt | stored.Audit | stored.Entry) -> None:

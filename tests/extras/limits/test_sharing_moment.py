@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from asyncgate import Principal
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.extras.privacy import erasure
+from asyncgate.extras.privacy.erasing import Eraser
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.wire import Offer
 from asyncgate.parts.receipts import archive
 from tests.extras.limits.test_limits_at_once import call_at_once
 
@@ -24,6 +29,20 @@ async def refusal_of(call: Coroutine[Any, Any, Any]) -> GateError:
     with pytest.raises(GateError) as refusal:
         await call
     return refusal.value
+
+
+async def ask(gate: Gate, lease: Offer, key: str) -> list[stored.Progress]:
+    """Ask something under a lease that goes on; return how far the task is."""
+    await gate.as_worker().request_input(**under(lease), key=key, message="?", keep_lease=True)
+    rows: list[stored.Progress] = (await gate.everything())["Progress"]
+    return rows
+
+
+async def begin_erasure(gate: Gate, worker: str) -> Eraser:
+    """Begin the erasure of a worker."""
+    drafted = await erasure.draft(gate.engine, gate.tenant_id, Principal("worker", worker))
+    await erasure.keep_erasure(gate.engine, gate.as_admin().caller, gate.tenant_id, drafted)
+    return Eraser(gate.engine, drafted)
 
 
 async def test_a_claim_beside_a_cancel_gets_the_task_behind_the_canceled_one(gate: Gate) -> None:
@@ -119,6 +138,32 @@ async def test_a_creation_beside_the_pruning_of_the_task_with_its_key_makes_a_ne
     assert pruned == 1
     assert new != old.task_id
     assert (await admin.get_task(task_id=new)).status == "queued"
+
+
+async def test_a_claim_beside_the_erasure_of_the_worker_before_is_its_workers(gate: Gate) -> None:
+    await gate.create()
+    lost = await gate.claim("w1")
+    assert lost is not None
+    await gate.lose(lost)
+    [lease] = (await gate.everything())["Lease"]
+    eraser = await begin_erasure(gate, "w1")
+
+    _, offer = await call_at_once(
+        gate, [], eraser.erase(gate.tenant_id, eraser.whom, stored.Lease, [lease]), gate.claim("w2", **DEMO))
+
+    assert (await gate.as_worker("w2").complete(**under(offer))).status == "succeeded"
+
+
+async def test_a_question_asked_while_those_to_somebody_are_erased_stays(gate: Gate) -> None:
+    lease = await gate.leased()
+    [before] = await ask(gate, lease, "q1")
+    eraser = await begin_erasure(gate, "w1")
+
+    await ask(gate, lease, "q2")
+    await eraser.erase(gate.tenant_id, eraser.whom, stored.Progress, [before])
+
+    [after] = (await gate.everything())["Progress"]
+    assert list(stored.read_questions(after)) == ["q1", "q2"]
 
 
 async def test_the_archive_finds_the_answers_to_a_receipt_and_not_what_shares_their_batch(archiving: Gate) -> None:
