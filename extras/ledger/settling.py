@@ -218,7 +218,7 @@ def lease_again(engine: Engine, work: Work, caller: Caller, ask: Repeated) -> No
     """Lease a task to the worker that repeats its claim; the lease begins now, because nobody knew of it."""
     memo, task = ask.tried.memo, work.require_task(ask.tried.row.task_id)
     wanted = decode_json(memo.receipt.body)
-    if task.fence + 1 != wanted["fence"] or not task.offerable(work.now) or task.status != "queued":
+    if task.fence + 1 != wanted["fence"] or not task.claimable(work.now):
         return
     if work.limiting.find_keeping(task) is not None:    # who claimed meanwhile has taken its place
         return

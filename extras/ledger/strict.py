@@ -117,7 +117,7 @@ class Draft(Struct):
         """
         savepoint, real = work.savepoint(), (work.ids, work.now)
         for task_id in self.leased if not (work.ready or work.limiting.queues) else ():
-            if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
+            if (task := work.tasks.get(task_id)) and task.claimable(work.now):
                 work.add_claimable(task) if task.limits is None else work.limiting.grant(task)
         for queue in work.ready.values() if self.hidden else ():
             queue.ids = [task_id for task_id in queue.ids if task_id not in self.hidden]

@@ -56,7 +56,7 @@ class StarvationWatch:
 
     def _tell(self, ids: list[str], usual: dict[int, Usual], work: Work) -> int:
         waiting = [task for task_id in ids if (task := work.tasks.get(task_id)) is not None
-                   and task.status == "queued" and task.offerable(work.now)]
+                   and task.claimable(work.now)]
         return sum(write_anomaly(self.engine, work, task, usual[task.lane]) for task in waiting if task.lane in usual)
 
 

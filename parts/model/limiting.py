@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from itertools import chain
-from math import inf
+from math import inf, prod
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -161,7 +161,7 @@ def list_opened(work: Any) -> list[tuple[str, str]]:
     if work.limiting.settled:
         return []
     return list({(str(task.lane), task.limits): None for task in chain(work.added.values(), work.moved.values())
-                 if task.limits is not None and task.status == "queued" and task.offerable(work.now)})
+                 if task.limits is not None and task.claimable(work.now)})
 
 
 def list_granted(work: Any) -> list[stored.Task]:
@@ -353,10 +353,7 @@ class Limiting:
 
     def weigh(self, limits: str) -> float:
         """Return how many turns a turn gets while others get one."""
-        weight = 1.0
-        for name, key in read_limits(limits):
-            weight *= self.find_rules(name).weigh(key)
-        return weight
+        return prod(self.find_rules(name).weigh(key) for name, key in read_limits(limits))
 
     # What claims change of turns.
 
@@ -436,5 +433,5 @@ class TurnQueue:
     def find_first(self, turn: stored_limits.Turn) -> stored.Task | None:
         """Return the first waiting task of a turn: highest priority first, then oldest."""
         tasks = (self.limiting.work.tasks[task_id] for task_id in self.tasks[turn.limits])
-        return min((task for task in tasks if task.status == "queued" and task.offerable(self.limiting.work.now)),
+        return min((task for task in tasks if task.claimable(self.limiting.work.now)),
                    key=lambda task: (-task.priority, task.task_id), default=None)

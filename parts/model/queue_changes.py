@@ -77,4 +77,4 @@ def place(task: stored.Task) -> tuple[int, str]:
 
 def place_in_queue(task: stored.Task | None, now: float) -> tuple[float, str] | None:
     """Return the place of a task in its queue; None if it is in none."""
-    return place(task) if task is not None and task.status == "queued" and task.offerable(now) else None
+    return place(task) if task is not None and task.claimable(now) else None

@@ -108,6 +108,10 @@ class Task(Struct, frozen=True):
         """Whether a queued task may be offered now."""
         return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
 
+    def claimable(self, now: float) -> bool:
+        """Whether a claim may get it now."""
+        return self.status == "queued" and self.offerable(now)
+
 
 class KeptTerms(wire.Terms):
     """The stored terms of a task."""

@@ -90,7 +90,7 @@ class Facts(Struct, kw_only=True):
     @property
     def waits(self) -> bool:
         """Whether the queue may offer the task now."""
-        return self.task.status == "queued" and self.task.offerable(self.now)
+        return self.task.claimable(self.now)
 
     @property
     def waits_since(self) -> float:
