@@ -28,7 +28,7 @@ import logging
 import random
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -520,7 +520,7 @@ class Postgres(pages.Pages):
 
         Return whether tasks were locked that are not offered, because those before them are enough.
         """
-        queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
+        queues, slack = self.queues[work.tenant_id], SLACK
         if head.due:
             if work.limiting.patterns:
                 turns.lock(db, work.tenant_id)
@@ -528,7 +528,7 @@ class Postgres(pages.Pages):
             db.add(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
         locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
-        while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)
+        while wanted and (head.due or (head.full and slack < MOST_SLACK)
                           or (len(rows) < head.seen and slack == SLACK)):
             slack *= 1 if head.due else 16
             text, names = sql.load((), True, portioned=is_portioned(wanted, claims))
@@ -962,12 +962,12 @@ def take_locks(db: pipeline.Connection, flights: Sequence[Flight], shared: bool)
 
 
 def count_wanted(lanes: Lanes, claims: list[wire.LeaseNext], now: float) -> dict[frozenset[int], int]:
-    """Return for each group of lanes how many tasks are enough for all claims."""
-    wanted: defaultdict[frozenset[int], int] = defaultdict(int)
+    """Return for each group of lanes how many tasks are enough for all claims that may get one of its tasks."""
+    asked = Counter[frozenset[frozenset[int]]]()
     for ask in claims:
-        for group in lanes.groups([ask], now):
-            wanted[group] += ask.max_tasks or 1
-    return wanted
+        asked[frozenset(lanes.groups([ask], now))] += ask.max_tasks or 1
+    return {group: sum(most for others, most in asked.items() if not all(map(group.isdisjoint, others)))
+            for groups in asked for group in groups}
 
 
 def is_portioned(wanted: dict[frozenset[int], int], claims: int) -> bool:

@@ -179,7 +179,8 @@ offered AS MATERIALIZED (
             AND status = 'queued' AND ready FOR UPDATE SKIP LOCKED) AS s
         LIMIT g.most) AS s)"""
 FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
-                    = g.most + :slack::bigint)"""
+                    = g.most + :slack::bigint
+                AND (SELECT count(*) FROM offered AS o WHERE o.number = g.number) < g.most)"""
 # If fewer are offered, others had locked them: who is late for a row lock may find the task taken by a claim that began
 # later, and the snapshot does not have the one that came in its place.
 SEEN = """(SELECT sum(least(g.most, (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)))::bigint
@@ -213,7 +214,7 @@ class Head(NamedTuple):
     newest: str | None          # the newest receipt
     pauses: str | None          # what is paused, if tasks are claimed
     due: bool                   # whether delayed tasks must be promoted
-    full: bool                  # whether there may be more candidates than were read
+    full: bool                  # whether a group with too few offers may have more candidates than were read
     seen: int                   # how many candidates there were, no more than wanted of each group
     group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
 

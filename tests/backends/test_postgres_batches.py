@@ -66,6 +66,28 @@ async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_look
     assert lease.acquired_at == clocks[1] > clocks[0]
 
 
+async def test_no_long_queue_is_searched_further_down_for_a_claim_of_other_tasks(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, read = list[int](), sql.read_load
+
+    def noted(rows: Any) -> Any:
+        looks.append(len(rows))
+        return read(rows)
+
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    for _ in range(40):
+        await gate.create("demo")
+    await gate.create("rare")
+    await gate.claim(accept_types=["rare"])
+    monkeypatch.setattr(sql, "read_load", noted)
+
+    rare, demo = await asyncio.gather(gate.claim(accept_types=["rare"]), gate.claim(accept_types=["demo"]))
+
+    assert rare is None
+    assert demo is not None
+    assert looks == [1]         # both claims share one look
+
+
 async def test_a_test_that_moves_the_clock_beside_a_batch_moves_it_once(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, decide = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4())), backend._decide

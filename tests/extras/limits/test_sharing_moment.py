@@ -69,6 +69,18 @@ async def test_a_claim_gets_a_task_that_was_made_more_urgent_in_its_batch(gate: 
     assert offer.task_id == task_id
 
 
+async def test_claims_that_may_get_the_same_tasks_and_others_get_one_each(gate: Gate) -> None:
+    await gate.create("rare", priority=-1)
+    first, second = await gate.create(), await gate.create()
+
+    offer, other = await call_at_once(gate, [], gate.claim("w1", accept_types=["demo", "rare"]),
+                                      gate.claim("w2", **DEMO))
+
+    assert offer is not None
+    assert other is not None
+    assert (offer.task_id, other.task_id) == (first, second)
+
+
 async def test_a_claim_beside_the_end_of_a_lease_gets_the_room_under_a_limit(gate: Gate) -> None:
     await gate.as_admin().set_limit(name="openai", concurrency_total=1)
     lease = await gate.leased(limits={"openai": ""})
