@@ -377,6 +377,7 @@ class Work:
         self.erased: dict[tuple[type[Struct], tuple[str, ...]], Struct] = {}    # by `erased_by` of its card
         self.freed: dict[Struct, int] = {}                              # bytes that their bodies have got shorter
         self.called: dict[str, int] = {}                                # calls of the tenant, by kind
+        self.before_change: Callable[[Task], None] | None = None        # acts on a task that is about to change
         self.metered = True                                             # False: rows come with what was counted of them
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
         self.limiting = Limiting(self, self._set)
@@ -491,6 +492,8 @@ class Work:
     def change_task(self, task: Task, **changes: Any) -> Task:
         """Change a task without moving it; what a caller read earlier may have changed in this batch."""
         task = self.tasks.get(task.task_id, task)
+        if self.before_change is not None:
+            self.before_change(task)
         if changes.get("status") in TERMINAL and task.status not in TERMINAL:
             end_child(self, task, changes["status"])
             offer_successor(self, task)

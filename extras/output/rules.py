@@ -65,13 +65,13 @@ class Outputs(Extension):
         return reply
 
     def wrap_transact(self, transact: Any) -> Any:
-        """Return what also notes the states of tasks that give output, at the end of each batch."""
+        """Return what also notes the states of tasks that give output: the last one, and each before its next one."""
         async def noting(tenant_id: str, needs: Needs, decide: Any) -> None:
             def decide_and_note(work: Work) -> None:
+                work.before_change = partial(note_next_state, work)
                 decide(work)
                 for task_id in (*work.added, *work.moved):
-                    if (progress := work.progress.get(task_id)) is not None and progress.outputs:
-                        note_state(work, work.tasks[task_id])
+                    note_next_state(work, work.tasks[task_id])
             await transact(tenant_id, needs, decide_and_note)
         return noting
 
@@ -131,6 +131,12 @@ def check_output_room(engine: Engine, before: stored.Progress, chunks: int, size
                                     "rest elsewhere, and name it as an artifact", quota=quota, limit=limit)
 
 
+def note_next_state(work: Work, task: Task) -> None:
+    """Add an entry for the state of a task that has given output."""
+    if (progress := work.progress.get(task.task_id)) is not None and progress.outputs:
+        note_state(work, task)
+
+
 def note_state(work: Work, task: Task) -> None:
     """Add an entry for the state of a task, unless the last one says the same."""
     before, state = work.find_progress(task.task_id), f"{task.fence} {task.status} {task.held or ''}"
@@ -161,8 +167,7 @@ async def read_output(engine: Engine, caller: Caller, ask: wire_output.ReadOutpu
 
     Over HTTP with Accept: text/event-stream it comes as server-sent events, until the task has ended.
     """
-    async def read() -> wire_output.Output:
-        return await read_entries(engine, caller, ask)
+    read = partial(read_entries, engine, caller, ask)
     if ask.wait_seconds <= 0:
         return await read()
     return await engine.wait_to_read(caller, ask, Wants(output_of=ask.task_id), read,

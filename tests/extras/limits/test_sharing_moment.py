@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate import Principal
 from asyncgate.conformance.harness import Gate, refused, under
@@ -150,6 +151,17 @@ async def test_a_creation_beside_the_pruning_of_the_task_with_its_key_makes_a_ne
     assert pruned == 1
     assert new != old.task_id
     assert (await admin.get_task(task_id=new)).status == "queued"
+
+
+async def test_each_state_of_a_task_that_gives_output_is_an_entry_also_of_two_in_one_batch(gate: Gate) -> None:
+    lease = await gate.leased()
+    await gate.as_worker().append_output(**under(lease), chunks=["a"])
+
+    await call_at_once(gate, [], gate.as_worker().release_lease(**under(lease)),
+                       gate.cancel_task(task_id=lease.task_id))
+
+    page = await gate.as_admin().read_output(task_id=lease.task_id)
+    assert [entry.status for entry in page.entries if entry.chunk is UNSET] == ["running", "queued", "canceled"]
 
 
 async def test_a_claim_beside_the_erasure_of_the_worker_before_is_its_workers(gate: Gate) -> None:
