@@ -293,7 +293,7 @@ def state_without_its_receipt(patches: Patches) -> None:
 
 @defect("I12")
 def cursor_past_an_open_commit(patches: Patches) -> None:
-    """A receipt is there only after later ones, and who follows a cursor has gone past it."""
+    """A receipt is there only after later ones, and whoever follows a cursor has gone past it."""
     held, is_late, number = dict[str, Any](), Sometimes(3), itertools.count()
 
     def delay(backend: Any, work: Work) -> None:
