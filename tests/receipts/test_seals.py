@@ -22,6 +22,7 @@ from asyncgate.backends import open_backend
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
+from asyncgate.parts.model.erased import write_note
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Entry, Receipt, Seal, SealHead
@@ -286,13 +287,37 @@ def test_receipts_that_came_late_are_compared_with_the_seals_that_list_them(
         chain.add(sealed := make_seal(head, [*map(digest_of, covered)], last, 1.0, late))
         head = seal_head(sealed)
 
-    for receipt_id in "0123456":
+    for receipt_id in "01234567":
         if receipt_id != lost:
             chain.see(receipt_id, digest_of("x" if receipt_id == changed else receipt_id))
     chain.ends(head)
 
     assert chain.close() == problems
-    assert (chain.seen, chain.unsealed) == (7 - bool(lost), 1)
+    assert (chain.seen, chain.unsealed) == (8 - bool(lost), 2)
+
+
+def test_a_receipt_that_comes_twice_is_out_of_order() -> None:
+    chain = SealChain()
+    for receipt_id in "11":
+        chain.see(receipt_id, digest_of(receipt_id))
+
+    assert chain.close() == ["receipt 1 stands behind 1, which is out of order"]
+
+
+def test_a_receipt_of_an_older_release_is_hashed_without_a_salt() -> None:
+    *facts, _, parents, _ = astuple(old := receipt(1, parents=("0000",)))
+
+    assert receipt_digest(old).hex() == hashlib.sha256(msgspec.json.encode((*facts, parents))).hexdigest()
+    assert receipt_digest(replace(old, salt="s")).hex() == hashlib.sha256(
+        msgspec.json.encode((*facts, parents, "s"))).hexdigest()
+
+
+def test_what_is_erased_has_the_digest_that_it_had() -> None:
+    row, entry = receipt(1), Entry("r", "a", "plan.made", "", "service", "s", "agent", "ada", "", "d", "{}")
+    of_row, of_entry = (write_note(TENANT, digest.hex()) for digest in (receipt_digest(row), entry_digest(entry)))
+
+    assert receipt_digest(replace(row, body=of_row, from_id="erased-1")) == receipt_digest(row)
+    assert entry_digest(replace(entry, content=of_entry, from_id="erased-1")) == entry_digest(entry)
 
 
 def test_an_entry_of_an_older_release_is_hashed_without_an_author() -> None:
