@@ -155,6 +155,8 @@ async def test_bootstrap_shows_the_inbox_and_empty_buckets(gate: Gate) -> None:
     assert offer.obligation_receipt_id in {r.receipt_id for r in shown.inbox_receipts}
     others = (shown.assigned_tasks, shown.waiting_results, shown.running_or_scheduled, shown.anomalies)
     assert others == ([], [], [], [])
+    assert (welcome.server.name, welcome.server.instance_id) == ("AsyncGate", "asyncgate-1")
+    assert (welcome.relationship.principal_kind, welcome.relationship.principal_id) == ("agent", "ada")
     assert welcome.environment == "development"
 
 

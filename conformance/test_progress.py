@@ -149,6 +149,19 @@ async def test_the_history_tells_receipts_and_events_in_order(gate: harness.Gate
         "task.assigned", "task.accepted", "task.started", "task.completed", "task.result_ready"]
 
 
+async def test_the_history_tells_when_each_thing_happened(gate: harness.Gate) -> None:
+    offer = await gate.leased()
+    gate.skip(60)
+    await gate.as_worker().start_task(**harness.under(offer))
+    gate.skip(60)
+
+    happened = {event.event_type: event.created_at
+                for event in (await gate.as_agent().get_task_history(task_id=offer.task_id)).events}
+    task = await gate.task(offer.task_id)
+
+    assert [happened["task.assigned"], happened["task.started"]] == [task.created_at, task.started_at]
+
+
 async def test_a_history_can_be_read_page_by_page(gate: harness.Gate) -> None:
     offer = await gate.finished()
     ada, seen, cursor = gate.as_agent(), [], None

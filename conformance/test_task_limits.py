@@ -73,6 +73,16 @@ async def test_a_full_key_keeps_no_other_key_waiting(gate: harness.Gate) -> None
     assert len(offers) == 3
 
 
+async def test_large_tasks_of_a_full_key_keep_no_other_key_waiting(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="customer", concurrency_per_key=1)
+    for _ in range(6):      # more than a claim reads at once
+        await gate.create(limits={"customer": "a"}, payload="x" * 1_000_000)
+    assert len(await claim(gate)) == 1
+    other = await gate.create(limits={"customer": "b"})
+
+    assert [offer.task_id for offer in await claim(gate, 10)] == [other]
+
+
 async def test_keys_get_turns_and_a_key_with_many_tasks_no_more_than_others(gate: harness.Gate) -> None:
     await gate.as_admin().set_limit(name="customer")
     for _ in range(30):

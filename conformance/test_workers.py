@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance import harness
-from asyncgate.parts.model import stored, wire_workers
+from asyncgate.parts.model import queries, stored, wire_workers
 from asyncgate.parts.process.presence import MOST_PROFILES, PROFILE_LETTERS
 from asyncgate.parts.upkeep import Upkeep
 
@@ -107,6 +107,17 @@ async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(
     [worker] = await workers(gate)
 
     assert [(claim.tasks, claim.why_none) for claim in worker.claims] == [(0, "no more leases today")]
+
+
+async def test_those_who_claimed_last_are_read_first(gate: harness.Gate) -> None:
+    for worker in ("w2", "w3", "w1"):
+        await gate.claim(worker)
+        gate.skip(1)
+    await store(gate)
+
+    rows = await gate.backend.page(gate.tenant_id, queries.WorkerFilter(("", ""), 2, latest=True))
+
+    assert [row.id for row in rows] == ["w1", "w3"]
 
 
 async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: harness.Gate) -> None:

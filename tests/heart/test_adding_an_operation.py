@@ -157,3 +157,19 @@ async def test_a_gate_serves_the_table_that_it_is_given() -> None:
         assert "/v1/tasks" not in described["paths"]
         assert you["operations"] == ["greet", "health", "whoami"]
         assert (await served.call("GET", "/v1/tasks")).status == 404
+
+
+def test_an_operation_is_what_its_line_and_its_docstring_say() -> None:
+    of_agents = Operation(greet, "POST /v1/greetings, PUT /v1/greetings/{name}", "a A", "tasks:read", "W")
+    of_admins = Operation(greet, "GET /v1/greetings", "A", "", "R", heartbeat=True, ends_leases=True,
+                          successor="health", nothing="nobody is there")
+
+    assert (of_agents.name, of_agents.run, of_agents.takes, of_agents.gives) == ("greet", greet, Greet, Greeting)
+    assert of_agents.rest == [("POST", "/v1/greetings"), ("PUT", "/v1/greetings/{name}")]
+    assert (of_agents.summary, of_agents.text, of_agents.columns) == ("Say good morning.", "", [])
+    assert [(op.roles, op.scope, op.scopes, op.open) for op in (of_agents, of_admins)] == [
+        (("agent", "admin"), "tasks:read", {"tasks:read", "admin:write"}, False), (("admin",), "", set(), False)]
+    assert [(op.kind, op.idempotent, op.heartbeat, op.ends_leases, op.successor, op.nothing, op.direct)
+            for op in (of_agents, of_admins)] == [
+        ("W", False, False, False, "", "", True), ("R", True, True, True, "health", "nobody is there", True)]
+    assert [op.reader.refuses for op in (of_agents, of_admins)] == [False, True]

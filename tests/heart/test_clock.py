@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from asyncgate.backends.memory import Memory
 from asyncgate.parts.model.clock import MOST_AHEAD_SECONDS, SLEW, SteadyClock
 from asyncgate.parts.model.heartbeat import SILENT_SECONDS, Heartbeat, Silence
 
@@ -47,6 +48,15 @@ def test_a_gate_begins_no_earlier_than_the_last_one_ended_unless_that_was_far_ah
     assert machine.clock(machine.wall + HOUR)() == machine.wall + HOUR
     assert machine.clock(machine.wall - HOUR)() == machine.wall
     assert machine.clock(machine.wall + MOST_AHEAD_SECONDS + 1)() == machine.wall
+
+
+@pytest.mark.anyio
+async def test_the_time_of_a_database_of_one_process_is_that_of_the_process() -> None:
+    backend, machine = Memory(), Machine()
+    backend.clock = machine.clock()
+
+    assert backend.now() == machine.wall
+    await backend.close()
 
 
 def test_a_gap_in_the_heartbeat_is_measured_until_it_is_made_good() -> None:
