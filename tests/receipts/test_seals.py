@@ -296,6 +296,15 @@ def test_receipts_that_came_late_are_compared_with_the_seals_that_list_them(
     assert (chain.seen, chain.unsealed) == (8 - bool(lost), 2)
 
 
+def test_a_seal_whose_marks_cannot_be_read_tells_of_other_receipts_nevertheless() -> None:
+    row = receipt(1)
+    [sealed] = chained([row], 1)
+
+    assert problems([replace(row, body="{ }")], [replace(sealed, marks="x")]) == [
+        "seal 1 was changed after it was written",
+        "receipt 0001 was not there when its time was sealed (seal 1)"]
+
+
 def test_a_receipt_that_comes_twice_is_out_of_order() -> None:
     chain = SealChain()
     for receipt_id in "11":
