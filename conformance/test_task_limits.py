@@ -11,7 +11,7 @@ from asyncgate import Needs, Work
 from asyncgate.conformance import harness, test_waiting
 from asyncgate.extras.limits.pruning import TurnPruner
 from asyncgate.parts.model import queries, stored_limits, wire
-from asyncgate.parts.model.limiting import Full
+from asyncgate.parts.model.limiting import SPARE_TURNS, Full
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +81,31 @@ async def test_large_tasks_of_a_full_key_keep_no_other_key_waiting(gate: harness
     other = await gate.create(limits={"customer": "b"})
 
     assert [offer.task_id for offer in await claim(gate, 10)] == [other]
+
+
+async def fill_keys(gate: harness.Gate, keys: int) -> None:
+    """Let keys be full that no claim has found full yet."""
+    await gate.as_admin().set_limit(name="customer", concurrency_per_key=1,
+                                    overrides={"last": {"concurrency_per_key": 100}})
+    for number in range(2 * keys):
+        await gate.create(limits={"customer": f"k{number % keys}"})
+    assert [len(await claim(gate)) for _ in range(keys)] == [1] * keys
+
+
+async def test_a_claim_looks_on_behind_the_keys_that_it_finds_full(gate: harness.Gate) -> None:
+    await fill_keys(gate, 1 + SPARE_TURNS)
+    behind = await gate.create(limits={"customer": "last"})
+
+    assert [offer.task_id for offer in await claim(gate)] == [behind]
+
+
+async def test_a_key_of_which_a_claim_read_some_tasks_has_the_others_left(gate: harness.Gate) -> None:
+    await fill_keys(gate, 9)
+    made = [await gate.create(limits={"customer": "last"}) for _ in range(8)]
+
+    offers = [offer for _ in range(2) for offer in await claim(gate, 10)]
+
+    assert [offer.task_id for offer in offers] == made
 
 
 async def test_keys_get_turns_and_a_key_with_many_tasks_no_more_than_others(gate: harness.Gate) -> None:

@@ -331,6 +331,9 @@ async def test_a_key_is_good_after_a_restart_although_the_clock_was_set_back_mea
             assert made.key.not_before > datetime.fromtimestamp(time.time() + 30, UTC)
         else:
             guard = Guard(gate.engine)
-            assert await guard.keys.caller(made.api_key) is not None
+            caller = await guard.keys.caller(made.api_key)
             await guard.keys.close()
         await backend.close()
+
+    assert caller is not None
+    assert caller.tenant_id == TENANT

@@ -22,9 +22,11 @@ from asyncgate.backends.sqlite import (
     migrations,
     open_backend,
 )
+from asyncgate.backends.sqlite_tables import insert, listed, upsert
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.stored import Seal
 
 pytestmark = pytest.mark.anyio
 NEXT = len(migrations()) + 1
@@ -165,3 +167,11 @@ def test_comments_and_white_space_do_not_make_another_migration() -> None:
 
     assert original == digest("CREATE TABLE tasks (one text);".replace("(one text)", "( one text )"))
     assert original != digest("CREATE TABLE tasks (two text);")
+
+
+def test_statements_name_the_tenant_first_and_change_no_part_of_a_key() -> None:
+    assert insert("t", ["a", "b"]) == "INSERT OR ROLLBACK INTO t (tenant_id, a, b) VALUES (?, ?, ?)"
+    assert upsert("t", ["a", "b", "c"], ["a"]) == (
+        "INSERT OR ROLLBACK INTO t (tenant_id, a, b, c) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (tenant_id, a) DO UPDATE SET b = excluded.b, c = excluded.c")
+    assert listed(Seal, "s.").startswith("s.seal_id, s.number, s.last_id")

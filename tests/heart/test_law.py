@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.inspect import StructType, type_info
 from msgspec.structs import replace
 
-from asyncgate import EMISSION, STEPS, TERMINATES, Needs, Step, Work
+from asyncgate import ACCEPTED, ACKNOWLEDGED, ANOMALY, EMISSION, STEPS, TERMINATES, Needs, Step, Work, receipt_key
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound, Unloaded
 from asyncgate.parts.model.ids import Ids
@@ -228,3 +228,14 @@ def test_a_request_for_a_task_has_the_terms_that_its_record_and_its_offer_show()
     terms, asked = fields(Terms), fields(CreateTask)
 
     assert [(name, asked[name]) for name in asked if name in terms] == list(terms.items())
+
+
+def test_whatever_makes_a_receipt_another_one_is_in_its_key() -> None:
+    said = {"contract": ACKNOWLEDGED, "task_id": "t", "sender": Principal("agent", "ada"), "lease_id": "l",
+            "parents": ("p",), "discriminator": "d"}
+    other = {"contract": ANOMALY, "task_id": "u", "sender": Principal("agent", "bob"), "lease_id": None,
+             "parents": ("q",), "discriminator": "e"}
+    asked = [said, {**said, "sender": Principal("worker", "ada")}, *({**said, name: other[name]} for name in other)]
+
+    assert len({receipt_key(**case) for case in asked}) == len(asked)
+    assert receipt_key(**{**said, "contract": ACCEPTED}) == receipt_key(**{**said, "contract": ACCEPTED, "parents": ()})
