@@ -67,7 +67,7 @@ SELECTION: dict[str, tuple[str, ...]] = {
     "backends/sqlite_tables.py": (*(f"conformance/test_{name}.py" for name in (
         "create", "claim", "complete", "fail", "expiry", "lists", "receipts", "lanes", "task_limits", "unique",
         "queues", "usage", "workers", "schedules", "erasure", "asking", "families", "output", "obligations",
-        "retention", "quotas", "tenants", "waiting", "operating", "modes", "explain")),
+        "retention", "quotas", "tenants", "waiting", "operating", "modes", "explain", "export")),
         "conformance/test_changes.py::test_a_total_says_when_counting_ended_early",
         "conformance/test_changes.py::test_a_total_counts_what_the_filters_leave",
         "tests/backends/test_sqlite_schema.py::test_statements_name_the_tenant_first_and_change_no_part_of_a_key",

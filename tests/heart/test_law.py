@@ -231,11 +231,14 @@ def test_a_request_for_a_task_has_the_terms_that_its_record_and_its_offer_show()
 
 
 def test_whatever_makes_a_receipt_another_one_is_in_its_key() -> None:
-    said = {"contract": ACKNOWLEDGED, "task_id": "t", "sender": Principal("agent", "ada"), "lease_id": "l",
-            "parents": ("p",), "discriminator": "d"}
-    other = {"contract": ANOMALY, "task_id": "u", "sender": Principal("agent", "bob"), "lease_id": None,
-             "parents": ("q",), "discriminator": "e"}
-    asked = [said, {**said, "sender": Principal("worker", "ada")}, *({**said, name: other[name]} for name in other)]
+    facts: dict[str, Any] = {
+        "contract": ACKNOWLEDGED, "task_id": "t", "sender": Principal("agent", "ada"), "lease_id": "l",
+        "parents": ("p",), "discriminator": "d"}
+    other: dict[str, Any] = {
+        "contract": ANOMALY, "task_id": "u", "sender": Principal("agent", "bob"), "lease_id": None,
+        "parents": ("q",), "discriminator": "e"}
+    asked = [facts, {**facts, "sender": Principal("worker", "ada")}, *({**facts, name: other[name]} for name in other)]
 
     assert len({receipt_key(**case) for case in asked}) == len(asked)
-    assert receipt_key(**{**said, "contract": ACCEPTED}) == receipt_key(**{**said, "contract": ACCEPTED, "parents": ()})
+    once = {**facts, "contract": ACCEPTED}
+    assert receipt_key(**once) == receipt_key(**{**once, "parents": ()})
