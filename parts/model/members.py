@@ -337,7 +337,7 @@ def find_unknown_members(kind: type[Struct], members: dict[str, Raw], path: str 
         if name not in kind.__struct_encode_fields__:
             yield describe_unknown_member(name, kind.__struct_encode_fields__, path)
         elif (held := hints.get(name)) is not None:
-            for place, inner in iterate_objects(value):
+            for place, inner in iterate_objects(value, named=name in list_mappings(kind)):
                 yield from find_unknown_members(held, inner, f"{path}{name}{place}.")
         elif (held := OPEN_MEMBERS.get(name)) is not None:
             for _, inner in iterate_objects(value):
@@ -399,22 +399,36 @@ def walk_type(hint: Any) -> Iterator[Any]:
         yield from walk_type(part)
 
 
-def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
-    """Yield the object that a member holds, or the objects of its list, with their places."""
+@cache
+def list_mappings(kind: type[Struct]) -> frozenset[str]:
+    """Return the members of a type that hold objects under names which the caller chooses."""
+    return frozenset(name for name, hint in get_type_hints(kind).items()
+                     if any(get_origin(part) is dict and find_struct(part) for part in walk_type(hint)))
+
+
+def iterate_objects(value: Raw, *, named: bool = False) -> Iterator[tuple[str, dict[str, Raw]]]:
+    """Yield the object that a member holds, or the objects of its list or under its names, with their places."""
     first = bytes(value).lstrip()[:1]
-    if first == b"{":
+    if first == b"{" and not named:
         yield "", _members(value)
-    elif first == b"[":
-        for number, raw in enumerate(msgspec.json.decode(value, type=list[Raw])):
-            if bytes(raw).lstrip()[:1] == b"{":
-                yield f"[{number}]", _members(raw)
+    held = _members(value) if first == b"{" else {}
+    rows = msgspec.json.decode(value, type=list[Raw]) if first == b"[" else []
+    for place, raw in [(f".{shorten_name(name)}", raw) for name, raw in held.items() if named] + [
+            (f"[{number}]", raw) for number, raw in enumerate(rows)]:
+        if bytes(raw).lstrip()[:1] == b"{":
+            yield place, _members(raw)
 
 
 def describe_unknown_member(name: str, known: tuple[str, ...], path: str = "") -> str:
     """Say that a member is unknown, and suggest a similar known one."""
-    shown = name[:LONGEST_MEMBER_NAME].encode("unicode_escape").decode()
+    shown = shorten_name(name)
     like = get_close_matches(name[:LONGEST_MEMBER_NAME], known, 1, 0.7)
     return f"unknown member {path}{shown}" + (f"; did you mean {path}{like[0]}?" if like else "")
+
+
+def shorten_name(name: str) -> str:
+    """Return how a member's name is shown."""
+    return name[:LONGEST_MEMBER_NAME].encode("unicode_escape").decode()
 
 
 def read_warnings(reply: Any) -> tuple[str, ...]:

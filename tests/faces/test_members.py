@@ -149,6 +149,19 @@ async def test_the_filters_of_lists_are_refused(served: Any, path: str) -> None:
     assert "unknown member" in answer.json()["message"]
 
 
+async def test_members_are_named_below_names_that_the_caller_chooses(served: Any) -> None:
+    claim = await served.call("POST", "/v1/leases/claim", {
+        "worker_id": "w1", "types": {"ocr.scan": {"descripton": "reads"}, "demo": {"description": "fine"}}})
+    rules = [{"42": {"weight": 0}}, {"42": {"wieght": 3}}]
+    refused = [await served.call("POST", "/v1/task-limits", {"name": "customer", "overrides": each}) for each in rules]
+
+    assert claim.json()["warnings"] == ["unknown member types.ocr.scan.descripton; did you mean "
+                                        "types.ocr.scan.description?"]
+    assert "overrides[...].weight" in refused[0].json()["message"]
+    assert "unknown" not in refused[0].json()["message"]
+    assert refused[1].json()["message"] == "unknown member overrides.42.wieght; did you mean overrides.42.weight?"
+
+
 async def test_administration_refuses(served: Any) -> None:
     key = {"name": "reader", "principal_kind": "worker", "principal_id": "w1"}
 
