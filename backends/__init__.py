@@ -150,7 +150,7 @@ class Backend(Protocol):
         """
 
     async def next_due(self, tenant_id: str) -> float | None:
-        """Return when the next delayed task of a tenant may be leased, or None."""
+        """Return when the next delayed task of a tenant may be leased, or a turn that waits for its time; or None."""
 
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""

@@ -406,8 +406,12 @@ LIMIT_DEPTHS = f"""
     WHERE NOT EXISTS (SELECT 1 FROM limits AS l WHERE l.tenant_id = n.tenant_id AND l.name = n.name)
     HAVING count(*) > 0"""
 DUE = """
-    SELECT min(next_eligible_at) FROM tasks
-    WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
+    SELECT min(due) FROM (
+        SELECT min(next_eligible_at) AS due FROM tasks
+        WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?2
+        UNION ALL
+        SELECT min(until) FROM turns INDEXED BY turns_until
+        WHERE tenant_id = ?1 AND stage = 'blocked' AND until IS NOT NULL AND until > ?2)"""
 
 ADD_TASK = insert("tasks", [*fields(stored.Task), "ready", "summary"])
 # A batch beside it may have added the lane.
@@ -1018,7 +1022,7 @@ class SqliteTables(pages.Pages):
         return sum(map(len, dropped.values()))
 
     async def next_due(self, tenant_id: str) -> float | None:
-        """Return when the next delayed task may be leased."""
+        """Return when the next delayed task may be leased, or a turn that waits for its time."""
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
         return due
 

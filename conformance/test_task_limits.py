@@ -264,6 +264,18 @@ async def test_a_rate_lets_so_many_begin_in_a_window(gate: harness.Gate) -> None
     assert len(await claim(gate, 10)) == 3
 
 
+async def test_a_claim_waits_for_the_end_of_a_window_that_others_have_used_up(gate: harness.Gate) -> None:
+    await gate.as_admin().set_limit(name="api", rate={"count": 1, "seconds": 0.3})
+    made = [await gate.create(limits={"api": "a"}) for _ in range(2)]
+    met = [await claim(gate) for _ in range(2)]
+
+    waiting = test_waiting.start(test_waiting.wait(gate, "w2"))
+
+    assert len(met[0]) == 1
+    assert await test_waiting.got(waiting) == [task_id for task_id in made if task_id not in {
+        offer.task_id for offers in met for offer in offers}]
+
+
 async def test_a_rate_under_a_key_keeps_that_key_alone(gate: harness.Gate) -> None:
     await gate.as_admin().set_limit(name="api", rate={"count": 1, "seconds": 60}, overrides={
         "big": {"rate": {"count": 2, "seconds": 60}}})

@@ -916,7 +916,7 @@ class Postgres(pages.Pages):
         return len(lanes)
 
     async def next_due(self, tenant_id: str) -> float | None:
-        """Return when the next delayed task may be leased."""
+        """Return when the next delayed task may be leased, or a turn that waits for its time."""
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
         return due
 

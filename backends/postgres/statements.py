@@ -807,8 +807,10 @@ EVENTS = f"""
 SELECT {listed(EVENT)} FROM asyncgate.events
 WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT $4"""
 NEXT_DUE = """
-SELECT min(next_eligible_at) FROM asyncgate.states
-WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
+SELECT least((SELECT min(next_eligible_at) FROM asyncgate.states
+              WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2),
+             (SELECT min(until) FROM asyncgate.turns
+              WHERE tenant_id = $1 AND stage = 'blocked' AND until IS NOT NULL AND until > $2))"""
 QUEUES = """
 SELECT lane, type::text, min(capabilities), sum(queued)::bigint, sum(held)::bigint, sum(leased)::bigint
 FROM asyncgate.queues WHERE tenant_id = $1 GROUP BY lane, type HAVING true"""

@@ -72,6 +72,10 @@ class RoomCalls(Extension):
             self.tell(News(work.tenant_id, tuple((type, tuple(sorted(needed))) for type, needed in kinds)))
         if limiting.until is not None and waiting.places.get(work.tenant_id):
             waiting.wake_at(work.tenant_id, limiting.until, work.now)
+        ends = [row.until for row in work.kept.values()
+                if isinstance(row, stored_limits.Turn) and row.stage == "blocked" and row.until is not None]
+        if ends:        # a claim that waits elsewhere has perhaps not met the turn while it was open
+            self.tell(News(work.tenant_id, due=min(ends)))
         if any(kind is stored_limits.Limit for kind, _ in work.kept):
             waiting.wake_tenant(work.tenant_id)
             self.tell(News(work.tenant_id, many=True))

@@ -16,6 +16,7 @@ from asyncgate.backends.postgres.instances import MOST_PENDING, Membership
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
 from asyncgate.parts.app import Gate
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces.mcp.context import Feed
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
@@ -75,14 +76,14 @@ class Process(Around):
         await self.backend.transact(tenant_id, needs, decide)
 
 
-async def gates(*, poll_seconds: float, listening: bool) -> list[harness.Gate]:
+async def gates(*, poll_seconds: float, listening: bool, build: Any = Engine) -> list[harness.Gate]:
     """Return the gates of two processes on one memory."""
     memory, others = Memory(), list[Process]() if listening else None
     settings = Settings(database=DatabaseSettings(poll_seconds=poll_seconds))
     made = []
     for _ in range(2):
         process: Any = Process(memory, others)
-        engine = Engine(process, settings)
+        engine = build(process, settings)
         await process.join(engine.instance, 10.0, engine.hear_news)
         made.append(harness.Gate(engine, TENANT))
     return made
@@ -147,6 +148,21 @@ async def test_a_waiting_claim_gets_a_delayed_task_of_another_process_when_its_t
     task_id = await there.create(delay_seconds=0.05)
 
     assert await claimed(claim) == [task_id]
+
+
+async def test_a_waiting_claim_gets_what_a_rate_keeps_that_a_claim_of_another_process_has_met() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True, build=engine_over)
+    await there.as_admin().set_limit(name="api", rate={"count": 1, "seconds": 0.5})
+    await there.as_admin().pause_work(worker="w1")
+    claim = start(here.as_worker("w1").lease_next(wait_seconds=30))
+    await waiting(here, 1)
+
+    made = [await there.create(limits={"api": "a"}) for _ in range(2)]
+    met = [await there.as_worker("w2").lease_next(wait_seconds=0) for _ in range(2)]
+    await there.as_admin().resume_work(worker="w1")
+
+    assert [len(offers.tasks) for offers in met] == [1, 0]
+    assert await claimed(claim) == made[1:]
 
 
 @told_or_looking
