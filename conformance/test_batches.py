@@ -129,7 +129,7 @@ async def test_the_worker_of_a_batch_is_the_worker_of_its_items(gate: harness.Ga
     wrong = await gate.complete_tasks(worker_id="w2", tasks=[harness.under(offer)])
     right = await gate.complete_tasks(worker_id="w1", tasks=[harness.under(offer)])
 
-    assert wrong.results[0].error.error == "lease_invalid_or_expired"
+    assert (wrong.results[0].error.error, wrong.results[0].error.status) == ("lease_invalid_or_expired", "leased")
     assert right.results[0].status == "succeeded"
 
 

@@ -64,7 +64,8 @@ async def test_each_task_of_a_batch_is_refused_by_itself(gate: harness.Gate) -> 
     made = await gate.as_agent().create_tasks(tasks=[
         {"type": "ocr", "payload": {"file": "a"}}, {"type": "ocr", "payload": {}}, {"type": "x", "payload": {}}])
 
-    assert [item.error and item.error.error for item in made.results] == [None, "payload_invalid", None]
+    assert [item.error and (item.error.error, item.error.path) for item in made.results] == [
+        None, ("payload_invalid", "payload.file"), None]
 
 
 async def test_a_creation_that_is_repeated_returns_the_first_task_whatever_was_declared_since(

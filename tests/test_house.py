@@ -85,7 +85,7 @@ CEILINGS = {
     "parts/faces": 4_810,
     "parts/identity": 5_475,
     "parts/metrics": 580,
-    "parts/model": 9_240,
+    "parts/model": 9_255,
     "parts/operating": 2_490,
     "parts/process": 2_236,
     "parts/receipts": 1_976,

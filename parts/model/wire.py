@@ -765,6 +765,9 @@ class Problem(Struct, omit_defaults=True):
     quota: str | None = None        # the quota that is reached, its limit, and the seconds before the next try
     limit: int | None = None
     retry_after: int | None = None
+    path: str | None = None         # where a payload or a result does not fit its type
+    task_id: str | None = None      # the task that is in the way, such as the one that holds a key
+    status: Status | None = None    # of that task, or of the one that the item names
 
 
 class Item(Struct, omit_defaults=True):
