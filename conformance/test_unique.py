@@ -77,7 +77,7 @@ async def test_a_conflict_is_refused_with_the_task_and_the_next_call(gate: Gate)
         with refused("unique_conflict", task_id=first.task_id, status="queued") as refusal:
             await make(gate, "refuse")
 
-    assert "get_task shows it" in str(refusal.value)
+    assert "is queued (get_task shows it): on_conflict return gives that task" in str(refusal.value)
 
 
 async def test_a_task_that_is_unique_while_queued_gives_its_key_up_at_its_first_lease_for_good(gate: Gate) -> None:
@@ -382,8 +382,33 @@ async def test_each_item_of_a_list_is_unique_also_within_the_list(gates: tuple[G
     assert [item.unique for item in made.results] == ["returned", UNSET, UNSET, "replaced", UNSET,
                                                       "superseded"]
     assert made.results[2].error is not None
-    assert made.results[2].error.error == "unique_conflict"
+    conflict = made.results[2].error
+    assert (conflict.error, conflict.task_id, conflict.status) == ("unique_conflict", ids[1], "queued")
     assert await waiting(here) == sorted({first.task_id, str(ids[1]), str(ids[5])})
+
+
+async def test_a_request_that_another_task_has_answered_changes_nothing_when_it_is_repeated(
+        gates: tuple[Gate, Gate]) -> None:
+    here, there = gates
+    first = await make(here, payload=1)
+    older = await make(here, "replace", payload=2, idempotency_key="older")
+    await make(there, "replace", payload=3, idempotency_key="newer")
+    joined = await make(here, payload=4, idempotency_key="joined")
+
+    assert await make(there, "replace", payload=2, idempotency_key="older") == older
+    assert bytes((await here.task(first.task_id)).payload) == b"3"
+    offer = await here.claim()
+    assert offer is not None
+    assert (await make(there, "replace", payload=2, idempotency_key="older")).unique == "replaced"
+    await done(here, offer)
+    again = await make(there, payload=4, idempotency_key="joined")
+    assert (again.task_id, again.unique, again.status) == (joined.task_id, "returned", "succeeded")
+    second = await make(here)
+    assert second.task_id != first.task_id
+    assert (await make(there, payload=4, idempotency_key="joined")).task_id == first.task_id
+    for number in range(40):
+        await make(here, payload=number, idempotency_key=f"many {number}")
+    assert (await make(there, payload=4, idempotency_key="joined")).task_id == second.task_id
 
 
 async def test_a_long_list_of_taken_keys_is_decided_in_two_batches(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

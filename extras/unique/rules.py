@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from asyncgate import AMENDED, Engine, Extension, Task, Work
 from asyncgate.parts.model import errors, stored, stored_unique, wire
-from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.content import decode_json, sha256, to_canonical
 from asyncgate.parts.model.unique import has_begun, hash_key, holds_key
 from asyncgate.parts.model.views import decode_terms, note_repeats
 
+MOST_JOINED = 32        # requests of a key that are known when they are repeated
 AMENDABLE = (*wire.Terms.__struct_fields__, "payload_pointer", "payload_sha256", "payload_bytes")
 
 
@@ -28,10 +29,12 @@ class UniqueWork(Extension):
         assert ask.unique is not None
         key, conflict = hash_key(task.owner, task.type, ask.unique.key), ask.unique.on_conflict
         row = work.find_record(stored_unique.UniqueKey, key)
+        if row is not None and (joined := find_joined(work, row, ask)) is not None:
+            return answer_joined(ask, joined, task)
         holders = [] if row is None else [held for held in list_holders(work, row)
                                           if held.task_id != getattr(ask, "rerun_of", None)]
         if row is None or not holders:
-            return self._begin(work, key, ask, task, contract)
+            return self._begin(work, row or stored_unique.UniqueKey(key, "", work.now), ask, task, contract)
         last = holders[-1]
         begun = has_begun(last, work.leases.get(last.task_id))
         if conflict == "refuse" or (conflict == "replace" and begun):
@@ -45,10 +48,11 @@ class UniqueWork(Extension):
         for held in ends:       # the one that waits first: the end of the other would offer it
             self.engine.cancel(work, held, task.owner, superseded_by=task.task_id)
             keep_successor(work, held.task_id, task.task_id)
-        return self._begin(work, key, ask, task, contract, work.now if begun else row.since, waits_for, ends)
+        return self._begin(work, row, ask, task, contract, work.now if begun else row.since, waits_for, ends)
 
-    def _begin(self, work: Work, key: str, ask: wire.CreateTask, task: Task, contract: dict[str, Any],
-               since: float | None = None, waits_for: Task | None = None, ends: list[Task] | None = None) -> Task:
+    def _begin(self, work: Work, row: stored_unique.UniqueKey, ask: wire.CreateTask, task: Task,
+               contract: dict[str, Any], since: float | None = None, waits_for: Task | None = None,
+               ends: list[Task] | None = None) -> Task:
         """Let a new task hold the key, or wait for the end of another one."""
         since = work.now if since is None else since
         if ends:
@@ -57,23 +61,25 @@ class UniqueWork(Extension):
         if ask.debounce is not None:
             task = replace(task, next_eligible_at=find_due(ask.debounce, work.now, since))
         if waits_for is None:
-            work.keep_record(stored_unique.UniqueKey(key, task.task_id, since))
+            work.keep_record(replace(row, task_id=task.task_id, since=since, next_id=None))
             return task
         keep_successor(work, waits_for.task_id, task.task_id)
-        work.keep_record(stored_unique.UniqueKey(key, waits_for.task_id, since, task.task_id))
+        work.keep_record(replace(row, task_id=waits_for.task_id, since=since, next_id=task.task_id))
         return replace(task, held=stored.KEY_TAKEN)
 
     def _join(self, work: Work, ask: wire.CreateTask, row: stored_unique.UniqueKey, held: Task, task: Task,
               contract: dict[str, Any]) -> wire.Created:
         """Answer with the task that holds the key, which may get the new contract, and be put off."""
         assert ask.unique is not None
-        differs, replaces = held.payload != task.payload, ask.unique.on_conflict == "replace"
-        if replaces:
+        before = held
+        if ask.unique.on_conflict == "replace":
             held = self._replace(work, held, task, contract)
         if ask.debounce is not None and held.status == "queued" and (held.next_eligible_at or 0.0) > work.now:
             held = work.change_task(held, next_eligible_at=find_due(ask.debounce, work.now, row.since))
-        return note_repeats(wire.Created(held.task_id, held.status, payload_differs=differs and not replaces,
-                                         unique="replaced" if replaces else "returned"), 1)
+        if ask.idempotency_key is not None:
+            known = [*row.joined.split(), f"{sha256(ask.idempotency_key)}:{held.task_id}"][-MOST_JOINED:]
+            work.keep_record(replace(row, joined=" ".join(known)))
+        return answer_joined(ask, before, task)
 
     def _replace(self, work: Work, held: Task, task: Task, contract: dict[str, Any]) -> Task:
         """Give a task that no worker has had another payload; the receipt of it has the hashes of both."""
@@ -91,6 +97,24 @@ class UniqueWork(Extension):
         self.engine.write_receipt(work, AMENDED, held, {
             **told, "payload_sha256_before": before, "amendments": number}, by=held.owner, discriminator=str(number))
         return held
+
+
+def find_joined(work: Work, row: stored_unique.UniqueKey, ask: wire.CreateTask) -> Task | None:
+    """Return the task with which a request was answered before: to repeat it changes nothing, whatever came since."""
+    known = dict(pair.split(":") for pair in row.joined.split())
+    if ask.idempotency_key is None or (task_id := known.get(sha256(ask.idempotency_key))) is None:
+        return None
+    if work.lacks(task_id):
+        raise errors.Unloaded(task_id)
+    return work.tasks.get(task_id)
+
+
+def answer_joined(ask: wire.CreateTask, held: Task, task: Task) -> wire.Created:
+    """Answer a request with the task that held its key."""
+    assert ask.unique is not None
+    replaces = ask.unique.on_conflict == "replace"
+    return note_repeats(wire.Created(held.task_id, held.status, payload_differs=held.payload != task.payload
+                                     and not replaces, unique="replaced" if replaces else "returned"), 1)
 
 
 def list_holders(work: Work, row: stored_unique.UniqueKey) -> list[Task]:
@@ -132,7 +156,7 @@ def digest(task: Task) -> str:
 
 def make_conflict(held: Task, key: str, begun: bool) -> errors.UniqueConflict:
     """Return the refusal where another task holds the key."""
-    way = ("its payload stays, as a worker has had it: supersede cancels it, keep_latest waits for its end" if begun
-           else "on_conflict return gives that task, replace gives it the new payload, supersede cancels it")
-    return errors.UniqueConflict(f"task {held.task_id} holds the key {key} and is {held.status}; get_task shows it, or "
+    way = ("a worker has had it, so its payload stays; on_conflict supersede cancels it, keep_latest waits for its end"
+           if begun else "on_conflict return gives that task, replace gives it the new payload, supersede cancels it")
+    return errors.UniqueConflict(f"task {held.task_id} holds the key {key} and is {held.status} (get_task shows it): "
                                  f"{way}", task_id=held.task_id, status=held.status)
