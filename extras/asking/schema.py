@@ -94,7 +94,7 @@ class Check(Struct):
         if "const" in schema and not is_in(value, [schema["const"]]):
             return path, f"should be {schema['const']!r}"
         if "enum" in schema and not is_in(value, schema["enum"]):
-            return path, f"should be one of {', '.join(map(repr, schema['enum']))}"
+            return path, f"should be one of {', '.join(to_canonical(choice).decode() for choice in schema['enum'])}"
         for name in ("oneOf", "anyOf"):
             if name in schema and not any(self.find_mismatch(inner, value, path) is None for inner in schema[name]):
                 return path, "should be one of the choices of the schema"
@@ -105,7 +105,7 @@ class Check(Struct):
         if isinstance(value, str):
             return find_in_text(schema, value, path)
         if is_number(value) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-            return path, "is too small or too large"
+            return path, f"should be {describe_bounds(schema, 'minimum', 'maximum')}"
         return None
 
     def find_in_object(self, schema: Mapping[str, Any], value: dict[str, Any], path: str) -> tuple[str, str] | None:
@@ -124,7 +124,7 @@ class Check(Struct):
     def find_in_array(self, schema: Mapping[str, Any], value: list[Any], path: str) -> tuple[str, str] | None:
         """Return the first element that is wrong, or that there are too few or too many, or one twice."""
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
-            return path, f"has {len(value)} elements, which are too few or too many"
+            return path, f"has {len(value)} elements, and should have {describe_bounds(schema, 'minItems', 'maxItems')}"
         if schema.get("uniqueItems") is True and len({to_canonical(held) for held in value}) < len(value):
             return path, "has an element twice"
         mismatches = (self.find_mismatch(schema.get("items", {}), held, f"{path}[{at}]")
@@ -138,10 +138,16 @@ def is_in(value: Any, choices: list[Any]) -> bool:
                                                             if choice == value]
 
 
+def describe_bounds(schema: Mapping[str, Any], least: str, most: str) -> str:
+    """Say between which numbers a schema wants something."""
+    return " and ".join(f"at {word} {schema[name]}" for word, name in (("least", least), ("most", most))
+                        if name in schema)
+
+
 def find_in_text(schema: Mapping[str, Any], value: str, path: str) -> tuple[str, str] | None:
     """Say that a text is too short, too long, or not of its format."""
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
-        return path, f"has {len(value)} characters, which are too few or too many"
+        return path, f"has {len(value)} characters, and should have {describe_bounds(schema, 'minLength', 'maxLength')}"
     if "format" in schema and not FORMATS[schema["format"]](value):
         return path, f"is not of the format {schema['format']}"
     return None

@@ -45,6 +45,16 @@ def test_an_answer_matches_or_the_place_is_named(
     assert [(check_answer(schema, value) or ("",))[0] for value, _ in wrong] == [place for _, place in wrong]
 
 
+@pytest.mark.parametrize(("schema", "value", "why"), [
+    ({"type": "integer", "minimum": 1}, 0, "should be at least 1"),
+    ({"type": "number", "minimum": 1, "maximum": 2.5}, 3, "should be at least 1 and at most 2.5"),
+    ({"type": "string", "maxLength": 3}, "four", "has 4 characters, and should have at most 3"),
+    ({"type": "array", "minItems": 2}, [1], "has 1 elements, and should have at least 2"),
+    ({"enum": ["now", True, None]}, "no", 'should be one of "now", true, null')])
+def test_a_refused_answer_is_told_what_would_do(schema: dict[str, Any], value: Any, why: str) -> None:
+    assert check_answer(schema, value) == ("content", why)
+
+
 @pytest.mark.parametrize("schema", [
     [], {"type": "thing"}, {"type": ["string"]}, {"type": "string", "pattern": "a"}, {"$ref": "#/x"},
     {"type": "string", "minLength": "2"}, {"enum": "ab"}, {"type": "string", "format": "ipv4"},
