@@ -1358,6 +1358,7 @@ class Engine:
             self._write_anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
                                 progress_reported=bool(noted and noted.fence == lease.fence),
                                 recommended_action="Ask the worker for progress, or cancel the task.")
+        self.look_after(work, task)     # for a kept lease may wait for an answer
         return Renewed(to_utc(until), (until - work.now) / 3)
 
     def _check_renewal(self, task: Task, lease: Lease) -> None:

@@ -487,6 +487,7 @@ class Model:
         if lease.renewals == 11:
             self.anomaly(task, "lease_renewed_often", lease, renewals=11,
                          progress_reported=task.progress_fence == lease.fence)
+        self.look_after(task)
         return {"ok": True, "expires_at": lease.expires_at}
 
     def release_lease(self, by: wire.Principal, ask: Any) -> Reply:
@@ -765,8 +766,10 @@ class Model:
                 or same(question.to, by) or same(question.asked_by, by)]
         if not seen and not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
             raise ModelRefusal("forbidden")
-        return {"inputs": [{"key": question.key, "state": question.state, "request_receipt_id": question.request,
-                            "content": question.content, "expires_at": question.expires_at} for question in seen]}
+        over = {question.key for question in task.open_questions if passed(question.expires_at, self.now)}
+        return {"inputs": [{"key": question.key, "state": "expired" if question.key in over else question.state,
+                            "request_receipt_id": question.request, "content": question.content,
+                            "expires_at": question.expires_at} for question in seen]}
 
     def go_on(self, task: Task) -> None:
         """Offer a task again when nothing is asked any more."""

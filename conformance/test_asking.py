@@ -497,6 +497,24 @@ async def test_a_kept_lease_whose_question_has_expired_is_told_when_it_asks_agai
     assert await asked_of(gate) == []
 
 
+async def test_a_kept_lease_learns_that_its_question_has_expired_although_it_asks_no_more(gate: Gate) -> None:
+    offer = await gate.leased()
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=60, on_expiry="fail")
+    gate.skip(61)
+
+    (unwritten,) = (await gate.as_worker().list_inputs(task_id=offer.task_id)).inputs
+    await gate.as_worker().renew_lease(**under(offer))
+    (written,) = (await gate.as_worker().list_inputs(task_id=offer.task_id)).inputs
+
+    assert (unwritten.state, unwritten.receipt_id) == ("expired", None)
+    assert (written.state, written.receipt_id) == (
+        "expired", (await gate.receipt(offer.task_id, "input.expired")).receipt_id)
+    assert await asked_of(gate) == []
+    assert (await gate.task(offer.task_id)).status == "leased"
+    with refused("input_expired"):
+        await answer(gate, offer.task_id)
+
+
 # Races.
 
 

@@ -160,7 +160,8 @@ def answer_input(engine: Engine, work: Work, caller: Caller, ask: wire_asking.An
                                          receipt_id=question.answer_id)
         return show_answer(task, question, questions)
     if question.state == "expired" or has_passed(question.expires_at, work.now):
-        raise errors.InputExpired(f"{ask.key} has expired, so no answer counts any more; get_task shows what became of "
+        over = f"task {task.task_id} has ended" if task.status in stored.TERMINAL else f"{ask.key} has expired"
+        raise errors.InputExpired(f"{over}, so no answer to {ask.key} counts any more; get_task shows what became of "
                                   f"task {task.task_id}", receipt_id=question.answer_id)
     if ask.action == "accept":
         require_match(question, content)
@@ -309,15 +310,16 @@ async def read_inputs(engine: Engine, caller: Caller, ask: wire_asking.ListInput
         questions = [question for question in questions if question.to.same(who) or question.asked_by.same(who)]
         if not questions:
             raise forbid(caller, f"task {task.task_id} belongs to another principal, and has not asked this one")
-    return wire_asking.Inputs([show_question(question) for question in questions])
+    return wire_asking.Inputs([show_question(question, engine.backend.now()) for question in questions])
 
 
-def show_question(question: stored.Question) -> wire_asking.InputRecord:
-    """Show a question."""
+def show_question(question: stored.Question, now: float) -> wire_asking.InputRecord:
+    """Show a question; one whose time has passed is over, also before that is written down."""
+    state = "expired" if question.state == "open" and has_passed(question.expires_at, now) else question.state
     moments = [to_utc_or_none(moment) for moment in (question.asked_at, question.expires_at, question.answered_at)]
     asked_at, expires_at, answered_at = moments
     assert asked_at is not None
     return wire_asking.InputRecord(
-        question.key, question.message, question.state, question.to, question.asked_by, asked_at, expires_at,
+        question.key, question.message, state, question.to, question.asked_by, asked_at, expires_at,
         question.on_expiry, question.schema, question.receipt_id, question.content, question.answered_by, answered_at,
         question.answer_id)
