@@ -55,7 +55,7 @@ CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 8_146,
     "bench": 2_640,
-    "clients": 4_360,
+    "clients": 4_365,
     "clients/typescript": 2_500,
     "commands": 8_428,
     "conformance": 27_280,

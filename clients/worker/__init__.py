@@ -486,7 +486,9 @@ class Worker:
         except http.Refusal as refusal:
             if is_temporary(refusal):
                 return replace(letter, why=str(refusal)), refusal.retry_after or 0.0
-            if refusal.status in (400, 413) and (changed := make_failure(letter, refusal)) != letter:
+            # The lease lives on behind these, and nobody else would tell that this cannot be.
+            is_wrong = refusal.status in (400, 413) or refusal.code == "invalid_state_transition"
+            if is_wrong and (changed := make_failure(letter, refusal)) != letter:
                 return changed, 0.0
             log.warning("task %s: its result is dropped: %s (%s)", letter.fields["task_id"], refusal,
                         refusal.more.get("reason", refusal.code))
@@ -559,7 +561,7 @@ def make_failure(letter: Letter, refusal: http.Refusal) -> Letter:
     """Turn a result that the gate refuses for good into a failure that says so."""
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}
-    what = {"complete": "result", "fail": "error"}.get(letter.operation, "checkpoint")
+    what = {"complete": "result", "fail": "error"}.get(letter.operation, "park")
     error = {"code": refusal.code, "message": f"the gate refused the {what}: {refusal}"}
     return Letter("fail", {"retryable": False, **kept, "error": error}, letter.why)
 

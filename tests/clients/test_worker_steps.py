@@ -242,6 +242,18 @@ async def test_a_parent_parks_until_its_children_have_ended_and_is_told_how(gate
     assert {**task["children"], "ends": None} == {"open": 0, "succeeded": 1, "failed": 1, "canceled": 0, "ends": None}
 
 
+async def test_a_parent_without_children_that_waits_for_them_fails_and_says_so(gate: AsyncHttp) -> None:
+    def work(payload: Any, job: Job) -> None:
+        raise Park(children="all")
+
+    task = await run(gate, work)
+
+    assert (task["status"], task["expiries"], task["parks"]) == ("failed", 0, 0)
+    assert task["result"]["error"]["code"] == "invalid_state_transition"
+    assert "the gate refused the park: task" in task["result"]["error"]["message"]
+    assert "has no children to wait for" in task["result"]["error"]["message"]
+
+
 @pytest.mark.parametrize("more", [{}, {"after": 1, "until": datetime.now(UTC)}])
 async def test_a_park_says_its_time_once(more: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"after .* or until"):

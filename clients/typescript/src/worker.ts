@@ -367,7 +367,7 @@ export class Worker {
       if (!(error instanceof Refusal)) return [{ ...letter, why: tell(error) }, 0];
       if (isTemporary(error) || error.status === 401 || error.status === 403) return [{ ...letter, why: error.message }, error.retryAfter ?? 0];
       const changed = makeFailure(letter, error);
-      if ([400, 413].includes(error.status) && changed) return [changed, 0];
+      if (([400, 413].includes(error.status) || error.code === "invalid_state_transition") && changed) return [changed, 0];
       this.#say(`task ${String(letter.fields["task_id"])}: its end is dropped: ${error.message} (${error.reason ?? error.code})`);
       return [undefined, 0];
     }
@@ -455,7 +455,7 @@ function asJson(value: unknown): unknown {
 
 // An end that the gate refuses for good becomes a failure that says so.
 function makeFailure({ operation, fields, why }: Letter, refusal: Refusal): Letter | undefined {
-  const error = { code: refusal.code, message: `the gate refused the ${{ complete: "result", fail: "error", release_lease: "checkpoint" }[operation]}: ${refusal.message}` };
+  const error = { code: refusal.code, message: `the gate refused the ${{ complete: "result", fail: "error", release_lease: "park" }[operation]}: ${refusal.message}` };
   if (operation === "fail" && (fields["error"] as { code?: string }).code === refusal.code) return undefined;
   const { task_id, lease_id, fence, worker_id, worker_kind, worker_instance_id, retryable = false } = fields;
   return { operation: "fail", fields: { worker_id, worker_kind, worker_instance_id, task_id, lease_id, fence, retryable, error }, why };
