@@ -418,13 +418,13 @@ class History:
             return      # only what is stored is judged, such as that of a copy
         calls = [call for call in self.calls if call.operation in ("create_task", "rerun_task")
                  and (call.reply is not None or call.unknown)]
-        keys = [call.ask.get("idempotency_key") for call in calls]
+        keys = Counter(call.ask.get("idempotency_key") or "" for call in calls)
         keyless = [task.task_id for task in self.end.tasks.values()
                    if not task.idempotency_key and "rerun_of" not in json.loads(task.terms or "{}")]
         yield from (f"task {task.task_id} has the key {task.idempotency_key}, which nobody gave"
                     for task in self.end.tasks.values() if task.idempotency_key and task.idempotency_key not in keys)
-        if len(keyless) > (asked := sum(not key for key in keys)):
-            yield f"{len(keyless)} tasks have no key, such as {keyless[-1]}, and {asked} were asked for"
+        if len(keyless) > keys[""]:
+            yield f"{len(keyless)} tasks have no key, such as {keyless[-1]}, and {keys['']} were asked for"
 
     def i11_tenants(self) -> Iterator[str]:
         """I11: no answer or receipt refers to another tenant."""
