@@ -36,12 +36,26 @@ ERROR_FIELDS = {"S": pq.DiagnosticField.SEVERITY, "C": pq.DiagnosticField.SQLSTA
 UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.FeatureNotSupportedError)
 
 
+class Loader:
+    """Reads the rows of one statement; it knows their columns after the first ones."""
+
+    def __init__(self) -> None:
+        self.transformer, self.informed = Transformer(), False
+
+    def load(self, result: Any) -> list[Any]:
+        """Return all rows of a result."""
+        self.transformer.set_pgresult(result, set_loaders=not self.informed)
+        self.informed, rows = True, self.transformer.load_rows(0, result.ntuples, tuple)
+        self.transformer.set_pgresult(None, set_loaders=False)  # else each statement of each connection keeps its last
+        return rows
+
+
 class Statement(NamedTuple):
     """A statement, prepared on one connection under a name; an empty name is that of none."""
 
     text: str
     name: bytes
-    loader: Any         # which knows its columns after its first rows
+    loader: Loader
 
 
 class Connection:
@@ -133,11 +147,11 @@ class Connection:
     def _send(self, text: str, given: Sequence[bytes | None], rows: Fetched) -> None:
         if not self.prepares:
             self.pg.send_query_params(text.encode(), given, result_format=pq.Format.BINARY)
-            self.sent.append((Statement(text, b"", Transformer()), rows))
+            self.sent.append((Statement(text, b"", Loader()), rows))
             return
         if (statement := self.statements.get(text)) is None:
             self.named += 1
-            statement = self.statements[text] = Statement(text, b"s%d" % self.named, Transformer())
+            statement = self.statements[text] = Statement(text, b"s%d" % self.named, Loader())
             self.pg.send_prepare(statement.name, text.encode())
             self.sent.append((statement, None))
         self.pg.send_query_prepared(statement.name, given, result_format=pq.Format.BINARY)
@@ -182,9 +196,8 @@ class Connection:
             return
         statement, rows = self.sent.popleft()
         if result.status == pq.ExecStatus.TUPLES_OK and rows is not None:
-            if number := result.ntuples:
-                statement.loader.set_pgresult(result, set_loaders=statement.loader.pgresult is None)
-                rows += statement.loader.load_rows(0, number, tuple)
+            if result.ntuples:
+                rows += statement.loader.load(result)
         elif result.status == pq.ExecStatus.COMMAND_OK:
             self.tag = result.command_status
             return

@@ -321,6 +321,17 @@ async def test_a_connection_that_has_prepared_many_statements_is_replaced(
     assert len(set(pids)) == 3
 
 
+async def test_a_connection_keeps_no_rows_of_the_statements_that_it_has_prepared(backend: Postgres) -> None:
+    async with backend.pool.acquire() as db:
+        for _ in range(2):
+            rows = db.add("SELECT repeat('x', 1000), $1::int FROM generate_series(1, 1000)", 7)
+            await db.run()
+
+            assert rows == [("x" * 1000, 7)] * 1000
+        assert [statement.text for statement in db.statements.values()
+                if statement.loader.transformer.pgresult is not None] == []
+
+
 async def test_a_commit_that_the_server_made_a_rollback_is_no_commit(backend: Postgres) -> None:
     async with backend._transaction(str(uuid.uuid4())) as db:
         with pytest.raises(asyncpg.PostgresSyntaxError):
