@@ -109,7 +109,7 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: sign
 def test_when_the_demo_itself_is_killed_its_processes_end_too(tmp_path: Path) -> None:
     with playing(tmp_path) as demo:
         # A fork has no words before it executes a program.
-        poll(lambda: {"worker worker-1", "worker worker-2"} < parts(tmp_path).keys())
+        poll(lambda: "worker worker-2" in parts(tmp_path) and len(parts(tmp_path)) > 1)
         demo.kill()
 
     poll(lambda: parts(tmp_path) == {})
