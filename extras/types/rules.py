@@ -272,7 +272,7 @@ def require_typed(engine: Engine) -> Typed:
 
 
 async def remove_type(engine: Engine, caller: Caller, ask: wire_types.RemoveType) -> wire.Ok:
-    """Remove the declaration of a type: nothing is checked against it any more; list_types shows it while served."""
+    """Remove the declaration of a type: nothing is checked against it any more; list_types shows it if served."""
     require_type(caller, ask.type)
 
     def decide(work: Work) -> wire.Ok:
