@@ -1846,7 +1846,7 @@ class Engine:
     def read_subject(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
         if not caller.bound and read_principal(ask) is None:
-            raise InvalidRequest(f"whose?  This credential stands for everybody: send {name}")
+            raise InvalidRequest(f"this credential stands for everybody: send {name} of whoever is meant")
         return speaker(caller, ask)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:

@@ -187,7 +187,7 @@ class Hosts:
     def lose(self, db: Session) -> None:
         """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""
         if not db.is_closed() and len(self.lost) < MOST_LOST:
-            self.lost[db.pg.backend_pid] = self.now()
+            self.lost[db.get_server_pid()] = self.now()     # of either library's
         db.terminate()
 
     async def _end_lost(self, db: Any) -> None:

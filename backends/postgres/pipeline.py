@@ -87,6 +87,10 @@ class Connection:
         """Whether a transaction is open, as the server said last."""
         return self.pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
+    def get_server_pid(self) -> int:
+        """Return the number of the session's process."""
+        return self.pg.backend_pid
+
     def terminate(self, why: Exception | str = "the connection was given up") -> None:
         """Close the connection at once, and say so to whoever waits for an answer."""
         if not self.closed:

@@ -193,7 +193,7 @@ async def test_another_question_under_the_same_key_does_not_get_the_answer_of_th
     assert "deploy" in task["result"]["error"]["message"]
 
 
-@pytest.mark.parametrize(("to", "error"), [("boss", "human:boss"), ("worker:w", "asks itself")])
+@pytest.mark.parametrize(("to", "error"), [("boss", "human:boss"), ("worker:w", "so it cannot answer")])
 async def test_a_question_to_nobody_fails_the_attempt_with_the_reason(gate: AsyncHttp, to: str, error: str) -> None:
     def work(payload: Any, job: Job) -> Any:
         return job.ask("deploy", "Deploy it?", to=to)

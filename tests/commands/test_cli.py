@@ -162,7 +162,7 @@ def test_the_help_shows_the_commands_in_sections() -> None:
 
 @pytest.mark.parametrize("says", [
     "Pause a type, a lane, a worker, or the whole tenant",
-    "Pause, and wait up to wait_seconds until no lease of it is left",
+    "Pause, and wait up to wait_seconds for what is leased to end",
     "Post an event of the type webhook.test to an endpoint now, once, and tell what became of it",
     "Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now"])
 def test_a_line_of_the_help_breaks_off_no_list(says: str) -> None:
