@@ -53,7 +53,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_165,
+    "backends": 8_168,
     "bench": 2_640,
     "clients": 4_365,
     "clients/typescript": 2_500,
@@ -73,7 +73,7 @@ CEILINGS = {
     "extras/limits": 415,
     "extras/oauth": 4_906,
     "extras/outbox": 525,
-    "extras/output": 470,
+    "extras/output": 478,
     "extras/payloads": 370,
     "extras/privacy": 2_020,
     "extras/scheduler": 1_280,

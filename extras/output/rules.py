@@ -68,10 +68,12 @@ class Outputs(Extension):
         """Return what also notes the states of tasks that give output: the last one, and each before its next one."""
         async def noting(tenant_id: str, needs: Needs, decide: Any) -> None:
             def decide_and_note(work: Work) -> None:
-                work.before_change = partial(note_next_state, work)
+                if any(progress.outputs for progress in work.progress.values()):
+                    watch_states(work)
                 decide(work)
-                for task_id in (*work.added, *work.moved):
-                    note_next_state(work, work.tasks[task_id])
+                if (note := work.before_change) is not None:
+                    for task_id in (*work.added, *work.moved):
+                        note(work.tasks[task_id])
             await transact(tenant_id, needs, decide_and_note)
         return noting
 
@@ -108,6 +110,7 @@ def append_chunks(engine: Engine, work: Work, caller: Caller, ask: wire_output.A
                                                    text.decode(), lease.fence, work.now))
     after = work.set_progress(task, outputs=offset, chunks=now.chunks + len(fresh),
                               output_bytes=now.output_bytes + size, output_sha256=digest)
+    watch_states(work)
     return wire_output.Appended(after.outputs, after.chunks)
 
 
@@ -129,6 +132,11 @@ def check_output_room(engine: Engine, before: stored.Progress, chunks: int, size
         if used + more > limit:
             raise errors.OutputFull(f"task {before.task_id} has given {used} and may give {limit} ({quota}): put the "
                                     "rest elsewhere, and name it as an artifact", quota=quota, limit=limit)
+
+
+def watch_states(work: Work) -> None:
+    """Note each state from now on before the task's next one."""
+    work.before_change = partial(note_next_state, work)
 
 
 def note_next_state(work: Work, task: Task) -> None:

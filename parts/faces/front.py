@@ -131,7 +131,7 @@ class Front:
             return None
         named, parts[3] = parts[3], "{}"
         if endpoint := self.endpoints.get("/".join(parts)):
-            scope["path_params"][endpoint.names] = http.read_name(named)
+            scope["path_params"][endpoint.names] = http.read_name(named) if "%" in named else named
         return endpoint
 
     def _endpoints(self) -> dict[str, Endpoint]:

@@ -76,7 +76,7 @@ def keep_slashes(scope: connection.Scope) -> None:
 
 def read_name(place: str) -> str:
     """Return the name that a place of a divided path holds."""
-    return unquote(place) if "%" in place else place
+    return unquote(place)
 
 
 def read_query(query: bytes) -> dict[str, str]:
