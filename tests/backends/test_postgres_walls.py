@@ -704,6 +704,7 @@ async def test_a_tenant_sees_its_own_rows_and_all_of_them(url: str, admin: str, 
                 (neighbour.tenant_id, await root.fetchval(there, neighbour.tenant_id))], table
 
 
+@pytest.mark.usefixtures("neighbour")       # of no row it is asked whose it is
 async def test_a_tenant_that_is_no_uuid_is_an_error(url: str) -> None:
     async with behind_the_wall(url, "' OR true --".replace("'", "''")) as db:
         with pytest.raises(asyncpg.InvalidTextRepresentationError):
