@@ -175,7 +175,7 @@ def read(kind: type[Kind], value: Any) -> Kind:
     try:
         return msgspec.convert(to_camel(value), kind, strict=False)
     except msgspec.ValidationError as wrong:
-        rule, _, at = str(wrong).partition(" - at `$")
+        at = str(wrong).partition(" - at `$")[2]
         rule = members.describe_problem(wrong, kind).replace(f" - at `${at}", "")     # with the words it may be
         missing = MISSING_MEMBER.search(rule)
         place = ".".join(filter(None, (at.strip(".`"), missing and missing[1]))) or "params"
