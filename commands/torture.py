@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncgate.conformance.evidence import TortureReport
     from asyncgate.conformance.torture import Round
 
-FAULTS = ("kill, pause, worker, scheduler, ledger, limits, names, reset, restart, commit, failover, comeback, "
+FAULTS = ("kill, pause, worker, scheduler, ledger, lies, limits, names, reset, restart, commit, failover, comeback, "
           "bouncer, silence, sessions, lock, notices, exhaust, snapshot, clock, disk, power")
 
 

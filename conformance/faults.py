@@ -20,7 +20,7 @@ from asyncgate.conformance.between import BreakingWire, Witness
 from asyncgate.conformance.clocks import OWN_CLOCK, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.forks import FORKED, ForkingPopen
-from asyncgate.conformance.ledgers import LedgerServer, Program
+from asyncgate.conformance.ledgers import LYING, LedgerServer, Program
 from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fleet
 from asyncgate.conformance.plugin import POSTGRES, make_empty_file
 from asyncgate.conformance.postgres_server import Bouncer, Cluster, Ending, Standby, connected, find_bouncer, free_port
@@ -212,6 +212,7 @@ class Stage:
     valkey: Valkey | None = None
     machine: MachineClock | None = None
     hung: Path | None = None        # as long as this file is there, names cannot be resolved
+    lying: Path | None = None       # as long as this one is there, the ledger contradicts itself
     mode, denies = "standalone", False      # whether gates refuse what they cannot count, or count it alone
 
     def __init__(self, site: Site, draw: random.Random) -> None:
@@ -228,10 +229,14 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
     for fault in faults:
         settings |= FAULTS[fault].settings
     async with AsyncExitStack() as stack:
-        if {"ledger", "names"} & {*faults}:
+        if {"ledger", "names", "lies"} & {*faults}:
             stage.mode = draw.choice(["eventual", "strict"])
-            stage.ledger = LedgerServer(f"sqlite:///{tempfile.mkdtemp(dir=site.folder)}/ledger.db", free_port(),
-                                        LEDGER_TOKEN)
+            folder = Path(tempfile.mkdtemp(dir=site.folder))
+            stage.lying = folder / "lying"
+            # A strict gate answers what the ledger refuses, and cannot know that the receipt is there all the same.
+            lying = LYING.format(file=str(stage.lying), refusals=0.1 if stage.mode == "eventual" else 0.0)
+            stage.ledger = LedgerServer(f"sqlite:///{folder}/ledger.db", free_port(), LEDGER_TOKEN,
+                                        lying if "lies" in faults else "")
             await asyncio.to_thread(stage.ledger.start)
             stack.callback(stage.ledger.kill)
             settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
@@ -361,6 +366,18 @@ async def strike_scheduler(stage: Stage) -> str:
 async def strike_ledger(stage: Stage) -> str:
     """Kill or stop the ledger."""
     return f"ledger {await strike_program(stage, stage.ledger, 0.5)}, {stage.mode}"
+
+
+async def let_lie(stage: Stage) -> str:
+    """Let the ledger contradict itself for a while."""
+    assert stage.lying is not None
+    seconds = stage.draw.uniform(0.5, 4.0)
+    stage.lying.touch()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        stage.lying.unlink()
+    return f"lies, for {seconds:.1f} s, {stage.mode}"
 
 
 async def strike_limits(stage: Stage) -> str:
@@ -527,6 +544,8 @@ FAULTS: dict[str, Fault] = {
     "scheduler": Fault("the scheduler is killed and started again, or stopped for a while", "", strike_scheduler),
     "ledger": Fault("the ledger to which the gates send their receipts, after or before they answer, is killed and "
                     "started again, or stopped for a while", "", strike_ledger, settings=LEDGER_GATE),
+    "lies": Fault("the ledger contradicts itself: it denies what it has, lists an earlier state, and, where gates do "
+                  "not wait for it, refuses what it has stored", "", let_lie, settings=LEDGER_GATE),
     "limits": Fault("Valkey, in which the gates count their calls, is killed and started again empty, or stopped for "
                     "a while; they count alone meanwhile, or deny", "", strike_limits, settings=COUNTED_GATE),
     "names": Fault("name servers hang while gates connect again", "", hang_names, settings=LEDGER_GATE | QUICK),

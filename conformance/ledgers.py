@@ -21,6 +21,26 @@ from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, Ledger
 
 PROCESS_SECONDS = 60.0      # for another process to start, answer or stop
 LEDGER = "from asyncgate import main; main()"
+# What a ledger runs first that contradicts itself as long as a file is there: now and then it denies what it has, as a
+# receipt and as a cursor, lists an earlier state, or says that it refuses what it has just stored.
+LYING = """
+import os, random
+from asyncgate.backends.sqlite import Sqlite
+from asyncgate.extras.ledger.server import operations
+from asyncgate.parts.model import errors, queries, stored
+def lies(share):
+    return os.path.exists({file!r}) and random.random() < share
+record, page, store_entry = Sqlite.record, Sqlite.page, operations.store_entry
+async def deny(self, tenant_id, kind, *key):
+    return None if kind is stored.Entry and lies(0.3) else await record(self, tenant_id, kind, *key)
+async def list_earlier(self, tenant_id, query):
+    rows = await page(self, tenant_id, query)
+    return rows[:random.randrange(len(rows))] if rows and isinstance(query, queries.EntryFilter) and lies(0.3) else rows
+def store_and_refuse(work, entry):
+    stored_now = store_entry(work, entry)
+    return errors.ReceiptIdCollision("a lie", receipt_id=entry.receipt_id) if lies({refusals}) else stored_now
+Sqlite.record, Sqlite.page, operations.store_entry = deny, list_earlier, store_and_refuse
+"""
 # Tests check a ledger at once and retry without a pause.
 HASTY: dict[str, Any] = {
     "emission_retry": EmissionRetry(retry_interval_seconds=0.2, max_retries=3), "timeout_ms": 10_000,
@@ -69,13 +89,14 @@ class Program:
 class LedgerServer(Program):
     """A ledger and its operator's token."""
 
-    def __init__(self, database: str = "memory://", port: int = 0, token: str = "") -> None:
+    def __init__(self, database: str = "memory://", port: int = 0, token: str = "", first: str = "") -> None:
         self.database, self.port, self.token = database, port, token or secrets.token_hex(16)
-        self.url = ""
+        self.url, self.first = "", first        # Python that it runs before it serves
 
     def start(self) -> None:
-        command = [sys.executable, "-c", LEDGER, "ledger", "--port", str(self.port), "--database", self.database,
-                   "--set", "log_level=info", "--set", "security.api_keys.hash_time_cost=1",
+        command = [sys.executable, "-c", self.first + LEDGER, "ledger", "--port", str(self.port),
+                   "--database", self.database, "--set", "log_level=info",
+                   "--set", "security.api_keys.hash_time_cost=1",
                    "--set", "security.api_keys.hash_memory_cost=8"]     # by default a hash takes 0.1 s
         surroundings = {**strip_settings(os.environ), "ASYNCGATE_API_KEY": self.token}
         self.process = ForkingPopen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -12,11 +12,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -27,7 +30,7 @@ from asyncgate.conformance.clocks import READING, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.faults import FAULTS, NAMES, Site, Stage, open_site, silence
 from asyncgate.conformance.history import Call, violations
-from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.conformance.ledgers import LYING, PROCESS_SECONDS, LedgerServer
 from asyncgate.conformance.load import Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import connected, find_programs
@@ -104,6 +107,48 @@ async def test_a_machine_whose_clock_is_set_makes_a_gate_on_sqlite_lose_and_repe
     record_property("torture", done.describe())
     assert done.violations == [], f"seed {plan.seed}"
     assert done.faults.keys() == {"clock", "kill"}
+
+
+async def test_gates_whose_ledger_contradicts_itself_lose_and_repeat_nothing(
+        tmp_path: Path, record_property: Any) -> None:
+    plan = TorturePlan("sqlite:", ("lies", "kill"), random.randrange(2**32), strikes=4, calls=60)
+    done = await run_round(plan, Site("sqlite:", tmp_path), 1)
+
+    record_property("torture", done.describe())
+    assert done.violations == [], f"seed {plan.seed}"
+    assert done.faults.keys() == {"lies", "kill"}
+
+
+def test_a_ledger_contradicts_itself_for_as_long_as_it_is_told_to(tmp_path: Path) -> None:
+    (lying := tmp_path / "lying").touch()
+    code = LYING.format(file=str(lying), refusals=0.5)
+    with LedgerServer(f"sqlite:///{tmp_path}/ledger.db", first=code) as ledger:
+        ids = [f"r{number}" for number in range(60)]
+        stored_ids = [id for id in ids if is_answered(partial(ledger.call, "POST", "/v1/receipts", stated(id)))]
+        shown_ids = [id for id in ids if is_answered(partial(ledger.call, "GET", f"/v1/receipts/{id}"))]
+        lengths = {len(ledger.call("GET", "/v1/receipts", limit=100)["receipts"]) for _ in range(20)}
+        lying.unlink()
+        whole = [receipt["receipt_id"] for receipt in ledger.call("GET", "/v1/receipts", limit=100)["receipts"]]
+
+    assert 0 < len(stored_ids) < 60
+    assert 0 < len(shown_ids) < 60
+    assert len(lengths) > 1
+    assert whole == ids
+
+
+def is_answered(call: Callable[[], Any]) -> bool:
+    """Whether a ledger does not refuse a call."""
+    try:
+        call()
+    except HTTPError:
+        return False
+    return True
+
+
+def stated(id: str) -> dict[str, Any]:
+    """A receipt that somebody states."""
+    return {"receipt_id": id, "receipt_type": "plan.made", "created_at": "2026-11-28T07:00:00Z", "body": {},
+            "from": {"kind": "agent", "id": "ada"}, "to": {"kind": "agent", "id": "bob"}}
 
 
 async def test_gates_whose_name_servers_hang_lose_and_repeat_nothing(tmp_path: Path, record_property: Any) -> None:
