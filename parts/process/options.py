@@ -8,18 +8,9 @@ from typing import Any
 
 import click
 
-from asyncgate.parts.model import errors
-from asyncgate.parts.model.settings import Configured, SettingsError, load_settings
+from asyncgate.parts.model.settings import Configured, load_settings
 
 __all__ = ["add_settings_loader", "add_settings_options"]
-
-
-class StartFailed(click.ClickException):
-    """Ends a command that cannot start; the exit status is 2 if a setting is invalid."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it on the class
 
 
 def add_settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,10 +18,7 @@ def add_settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @add_settings_loader
     @wraps(command)
     def run(load: Callable[[], Configured], **options: Any) -> Any:
-        try:
-            return command(load(), **options)
-        except (SettingsError, errors.StartupError) as wrong:
-            raise StartFailed(str(wrong), wrong.exit_status) from None
+        return command(load(), **options)
     return run
 
 
