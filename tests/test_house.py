@@ -53,7 +53,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_168,
+    "backends": 8_170,
     "bench": 2_640,
     "clients": 4_365,
     "clients/typescript": 2_500,

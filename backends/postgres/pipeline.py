@@ -278,6 +278,8 @@ class Pool:
         for _ in range(self.size):
             await self.permits.acquire()
         self.terminate()
+        for _ in range(self.size):      # who waits for one is refused
+            self.permits.release()
 
     def terminate(self) -> None:
         """Close all connections at once."""

@@ -321,6 +321,31 @@ async def test_a_connection_that_has_prepared_many_statements_is_replaced(
     assert len(set(pids)) == 3
 
 
+async def test_a_statement_is_prepared_once_on_each_connection(backend: Postgres) -> None:
+    async with backend.pool.acquire() as db:
+        before = db.named
+        values = [await db.fetchval("SELECT 7 + $1::int", number) for number in range(3)]
+
+        assert values == [7, 8, 9]
+        assert db.named == before + 1
+        named = await db.fetch("SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT 7 +%'")
+        assert len(named) == 1
+
+
+async def test_a_pool_that_is_being_closed_waits_for_what_runs_and_refuses_what_comes_later(backend: Postgres) -> None:
+    async with backend.pool.acquire() as db:
+        closing = asyncio.create_task(backend.pool.close())
+        await asyncio.sleep(0)
+        later = asyncio.create_task(backend.pool._take())
+        await asyncio.sleep(0)
+        assert await db.fetchval("SELECT 1") == 1
+    await closing
+
+    assert db.closed
+    with pytest.raises(asyncpg.InterfaceError):
+        await later
+
+
 async def test_a_connection_keeps_no_rows_of_the_statements_that_it_has_prepared(backend: Postgres) -> None:
     async with backend.pool.acquire() as db:
         for _ in range(2):
