@@ -30,6 +30,7 @@ from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
 from asyncgate.commands.verdicts import format_counts, verify_url
 from asyncgate.parts.model.content import JsonObject
+from asyncgate.parts.process.forks import clean_up_on_signals
 
 TASK_COUNT = 20
 TTL_SECONDS = 2
@@ -228,8 +229,7 @@ def run_demo(*, keep: bool = False, console: bool = False) -> int:
     """Run the demo; return the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-demo-"))
     stage, screen = Stage(folder, console=console), DemoScreen()
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, lambda number, _: sys.exit(128 + number))
+    clean_up_on_signals()
     try:
         play_story(stage, screen)
         if console:

@@ -102,6 +102,7 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
     from asyncgate.conformance.run import try_databases
     from asyncgate.conformance.soak import CALLS_PER_SECOND, run_soak
     from asyncgate.conformance.torture import TorturePlan, Unfit, plan_faults, run_rounds
+    from asyncgate.parts.process.forks import clean_up_on_signals
     seed = random.randrange(2**32) if seed is None else seed
     most = rounds or (sys.maxsize if seconds else 5)
     try_databases(urls)
@@ -111,6 +112,7 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
     except Unfit as why:
         raise click.UsageError(str(why)) from None
     atexit.register(ForkingPopen.close_nursery)
+    clean_up_on_signals()
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["asyncgate", *map(part.mask, sys.argv[1:])])

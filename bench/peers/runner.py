@@ -27,6 +27,7 @@ from asyncgate.commands.bench import load, rounds, servers
 from asyncgate.commands.bench.tenants import make_tenants
 from asyncgate.commands.bench.wire import Failed, LoadGate, run_on_fastest_loop
 from asyncgate.commands.dev import start_program, stop_children
+from asyncgate.parts.process import forks
 
 GATE_STEPS = "create; claim; complete: three requests, each on disk before its answer. Lists of 100."
 GATE_REMARK = "HTTP, a credential checked with each request, four receipts a cycle."
@@ -104,7 +105,7 @@ def measure_peers(names: list[str], database: str, plan: rounds.Plan, tenants: i
     candidates, missing = known.find_peers(names, database)
     if not candidates:
         raise Failed("nothing to measure beside: " + "; ".join(format_missing(peer) for peer in missing))
-    servers.clean_up_on_signals()
+    forks.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         on_postgres = bool(database) or any(candidate.peer.server == known.POSTGRES for candidate in candidates)
         databases = stack.enter_context(open_databases(database)) if on_postgres else None

@@ -7,7 +7,6 @@ import contextlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from asyncgate.commands.bench.wire import Failed, LoadGate
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
 from asyncgate.parts.model.settings import mask_credentials
+from asyncgate.parts.process import forks
 
 TOKEN = "bench-self"      # noqa: S105  # of temporary servers on loopback
 START_SECONDS = 30.0
@@ -56,7 +56,7 @@ class Rest(msgspec.Struct):
 def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = (),
                   program: tuple[str, ...] = (__name__,)) -> Iterator[list[BenchServer]]:
     """Serve a new SQLite file and the databases; always remove servers and files at the end."""
-    clean_up_on_signals()
+    forks.clean_up_on_signals()
     folder, children = Path(tempfile.mkdtemp(prefix="asyncgate-bench-")), list[subprocess.Popen[Any]]()
     try:
         urls = [f"sqlite:///{folder / 'gate.db'}", *databases]
@@ -73,12 +73,6 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
     finally:
         stop_children(*children)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def clean_up_on_signals() -> None:
-    """Turn the signals that end a program into an exit, so that what it started ends with it."""
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, lambda number, _: sys.exit(128 + number))
 
 
 def make_arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:

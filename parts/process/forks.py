@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +26,12 @@ def obey_signals(stop: Callable[[], object]) -> None:
     release_children()
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, stop)
+
+
+def clean_up_on_signals() -> None:
+    """Turn the signals that end a program into an exit, so that what it started ends with it."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, _: sys.exit(128 + number))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from asyncgate.commands.torture import FAULTS
 from asyncgate.conformance.postgres_server import find_programs, free_port
 from asyncgate.conformance.recording import read_record
+from tests.support.patience import PATIENCE_SECONDS, poll
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -84,6 +86,23 @@ def test_a_file_that_is_not_a_history_is_refused_with_the_line_that_is_wrong(
 
     with pytest.raises(ValueError, match=re.escape(why)):
         read_record(path)
+
+
+@pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)])
+def test_torture_that_is_stopped_ends_its_gates_and_leaves_no_files(
+        tmp_path: Path, sign: signal.Signals, status: int) -> None:
+    command = [sys.executable, "-m", "asyncgate", "torture", "sqlite:", "--faults", "ledger", "--seconds", "3600"]
+    torture = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    try:
+        poll(lambda: [*tmp_path.rglob("ledger.db"), *tmp_path.rglob("gate-1.db-wal")][1:])
+        torture.send_signal(sign)
+        assert torture.wait(PATIENCE_SECONDS) == status
+    finally:
+        torture.kill()
+
+    assert list(tmp_path.iterdir()) == []
+    poll(lambda: str(tmp_path) not in subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True,
+                                                     text=True).stdout)
 
 
 def test_settings_of_the_surroundings_are_not_those_of_the_gates(monkeypatch: pytest.MonkeyPatch) -> None:
