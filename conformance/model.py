@@ -1080,8 +1080,7 @@ class Model:
                                           and by.instance_id != lease.worker.instance_id):
             raise ModelRefusal("lease_invalid_or_expired", "unknown")
         if not self.alive(lease):
-            reasons = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
-            raise ModelRefusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
+            raise ModelRefusal("lease_invalid_or_expired", "expired" if lease.ending == "live" else lease.ending)
         if by.instance_id and not lease.worker.instance_id and by.instance_id != (lease.taken_up or [None])[0]:
             # It was granted to a process that gave no name.
             self.before = task, lease, task.expiries, task.lost_to, lease.taken_up, len(self.receipts)

@@ -111,6 +111,14 @@ async def test_another_verb_after_a_failure_is_told_failed(gate: harness.Gate, v
     await expect(gate, verb, offer, "failed")
 
 
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_verb_under_a_lease_that_a_question_has_ended_is_told_asked(gate: harness.Gate, verb: str) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().request_input(**harness.under(offer, key="q", message="May I?"))
+
+    await expect(gate, verb, offer, "asked")
+
+
 @pytest.mark.one_store
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_wrong_fence_is_refused(gate: harness.Gate, verb: str) -> None:
@@ -333,12 +341,13 @@ async def test_a_release_may_be_repeated_by_its_worker_only(gate: harness.Gate) 
     await expect(gate, "release_lease", offer, "unknown", worker="w2")
 
 
+@pytest.mark.parametrize("how", [{}, {"after_seconds": 60}])
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "release_lease"])
-async def test_a_released_lease_can_do_nothing(gate: harness.Gate, verb: str) -> None:
+async def test_a_released_lease_can_do_nothing(gate: harness.Gate, verb: str, how: dict[str, int]) -> None:
     offer = await gate.leased()
-    await gate.as_worker().release_lease(**harness.under(offer))
+    await gate.as_worker().release_lease(**harness.under(offer, **how))
 
-    await expect(gate, verb, offer, "expired")
+    await expect(gate, verb, offer, "released")
 
 
 async def test_a_worker_finds_its_leases_after_a_restart(gate: harness.Gate) -> None:

@@ -469,8 +469,8 @@ class Worker:
 
     def _superseded(self, job: Job) -> bool:
         """Whether the lease was lost so that the result is no longer wanted."""
-        # "expired": the gate's clock decides, so try.  "completed": this worker's own earlier attempt may have done it.
-        gone = job.lost.is_set() and job.reason not in ("completed", "expired", "stopping")
+        # "expired": the gate's clock decides, so try.  An end: an earlier attempt may have done it.
+        gone = job.lost.is_set() and job.reason not in ("completed", "expired", "failed", "released", "stopping")
         if gone:
             log.warning("%s: its result is dropped, the lease is lost (%s)", job, job.reason)
         return gone

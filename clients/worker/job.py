@@ -79,7 +79,10 @@ class Fail(Exception):
 
 
 class Lost(Exception):
-    """The lease is gone: `reason` is canceled, expired, superseded, completed, stopping, asked or unknown."""
+    """The lease is gone: `reason` is canceled, expired, superseded, stopping or unknown, or as the worker ended it.
+
+    That is completed, failed, released (also parked) or asked; with a ledger it may also be withdrawn.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the lease is lost: {reason}")

@@ -153,7 +153,7 @@ def end_unbacked_lease(work: Work, task_id: str, accepted: str) -> bool:
     task, lease = work.require_task(task_id), work.leases.get(task_id)
     if lease is None or lease.ending != "live" or lease.accepted != accepted:
         return False
-    work.set_lease(replace(lease, ending="released"))
+    work.set_lease(replace(lease, ending="withdrawn"))
     work.change_task(task, status="queued", fence=task.fence + asyncgate.FENCES_SKIPPED, started_at=None,
                      next_eligible_at=None)
     work.add_event(task.task_id, "task.reconciled", fences_skipped=asyncgate.FENCES_SKIPPED, was=task.status,

@@ -9,7 +9,6 @@ import hashlib
 
 from asyncgate.parts.model import stored, wire
 
-LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 CROWD = 100                     # leases that expire together and come back over all of the jitter
 
 
@@ -29,7 +28,7 @@ def lost(lease: stored.Lease | None, holder: wire.Principal, ask: wire.LeaseAsk,
             lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
         return "unknown"
     if lease.ending != "live":
-        return LOST_REASONS.get(lease.ending, "expired")
+        return lease.ending
     return None if alive(lease, now, grace) else "expired"
 
 

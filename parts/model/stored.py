@@ -143,7 +143,7 @@ class Lease(Struct, frozen=True):
     renewals: int                       # how often it was renewed
     accepted: Plain[str]                # the task.accepted receipt
     claim_id: Person[IdText | None] = None  # the claim's id, if it had one
-    ending: Plain[str] = "live"         # or completed, failed, expired, released, canceled
+    ending: Plain[str] = "live"         # or completed, failed, expired, released, asked, canceled, withdrawn
     ttl_seconds: int | None = None      # granted length; None: granted by a release without this field
     resumed_by: Location[str | None] = None  # the instance that resumed it last; "" if it gave no name
     resumptions: int = 0                # known number of resumptions

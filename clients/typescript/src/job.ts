@@ -7,7 +7,9 @@ import { Printer, toPart } from "./output.js";
 import type { Gate } from "./gate.js";
 
 const LOSSES: Readonly<Record<string, string>> = {
-  canceled: "the task was canceled", completed: "the task has ended", expired: "it has run out", stopping: "this worker stops", superseded: "another worker has the task" };
+  asked: "the task waits for an answer", canceled: "the task was canceled", completed: "the task has ended", expired: "it has run out",
+  failed: "the attempt has failed", released: "it was given back", stopping: "this worker stops", superseded: "another worker has the task",
+  withdrawn: "the ledger has no receipt of it" };
 const LOG_BYTES = 100_000;      // of log lines that one run may keep
 
 /** How grave a line of the console has to be. */
@@ -84,7 +86,7 @@ export interface Question {
 }
 
 // Ends a function whose task waits for an answer; only the worker sees it.
-export class Asked extends Lost { constructor() { super("input_required"); } }
+export class Asked extends Lost { constructor() { super("asked"); } }
 
 interface JobParts { gate: Gate; me: Me; pulse: Pulse; mostBytes: number; say: (text: string) => void }
 

@@ -282,7 +282,7 @@ export class Worker {
       running.settled = true;
     }
     if (job.lost) {
-      if (job.lost !== "input_required") this.#say(`task ${job.taskId}: dropped, the lease is lost (${job.lost})`);
+      if (job.lost !== "asked") this.#say(`task ${job.taskId}: dropped, the lease is lost (${job.lost})`);
       return;
     }
     await job.endOutput();
@@ -461,5 +461,5 @@ function makeFailure({ operation, fields, why }: Letter, refusal: Refusal): Lett
   return { operation: "fail", fields: { worker_id, worker_kind, worker_instance_id, task_id, lease_id, fence, retryable, error }, why };
 }
 
-// "expired": the gate's clock decides, so try. "completed": an earlier attempt of this worker may have done it.
-function isSuperseded(job: Job): boolean { return job.lost !== "" && !["completed", "expired", "stopping"].includes(job.lost); }
+// "expired": the gate's clock decides, so try. An end: an earlier attempt of this worker may have done it.
+function isSuperseded(job: Job): boolean { return job.lost !== "" && !["completed", "expired", "failed", "released", "stopping"].includes(job.lost); }

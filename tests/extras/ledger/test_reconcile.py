@@ -275,7 +275,7 @@ async def test_a_lease_that_the_ledger_does_not_back_is_withdrawn_without_a_rece
     assert await kinds(then) == ["lost_by_ledger"]
     assert await rows(then, Receipt) == receipts
     [task], [lease] = await rows(then, Task), await rows(then, Lease)
-    assert (task.status, task.fence, lease.ending) == ("queued", offer.fence + FENCES_SKIPPED, "released")
+    assert (task.status, task.fence, lease.ending) == ("queued", offer.fence + FENCES_SKIPPED, "withdrawn")
     assert [event.event_type for event in await rows(then, Event)] == ["task.reconciled"]
     assert await mended(then) == {}
     assert await sound(then) == []
