@@ -248,13 +248,20 @@ def list_choices(kind: type[Struct], path: str) -> list[str]:
     holder: type[Struct] | None = kind
     *above, name = [part.split("[")[0] for part in path.split(".")]
     for member in above:
-        holder = find_struct(get_type_hints(holder).get(member)) if holder else None
-    return list_words(get_type_hints(holder).get(name)) if holder else []
+        holder = find_struct(find_hint(holder, member)) if holder else None
+    return list_words(find_hint(holder, name)) if holder else []
+
+
+def find_hint(kind: type[Struct], name: str) -> Any:
+    """Return the type of a member, by its name in JSON; None if there is no such member."""
+    fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    return get_type_hints(kind).get(fields.get(name, ""))
 
 
 def list_words(hint: Any) -> list[str]:
-    """Return the words in a type."""
-    return [str(word) for part in walk_type(hint) if get_origin(part) is Literal for word in get_args(part)]
+    """Return the words in a type, and that it may be a number if it may."""
+    words = [str(word) for part in walk_type(hint) if get_origin(part) is Literal for word in get_args(part)]
+    return [*words, "a number"] if words and not {int, float}.isdisjoint(walk_type(hint)) else words
 
 
 def find_no_number(wrong: Exception, body: bytes) -> str:

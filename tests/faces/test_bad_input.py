@@ -679,7 +679,9 @@ async def test_a_value_that_a_path_or_a_query_may_not_have_is_named(served: Any,
      "queued, leased, running, succeeded, failed, canceled"),
     ("preview_bulk", "POST /v1/bulks/preview", {"action": "delete"}, "action", "cancel, release, prioritize, rerun"),
     ("create_task", "POST /v1/tasks", {"type": "demo", "payload": None, "created_by": {"kind": "root", "id": "ada"}},
-     "created_by.kind", ", ".join(get_args(Kind)))])
+     "created_by.kind", ", ".join(get_args(Kind))),
+    ("create_task", "POST /v1/tasks", {"type": "demo", "payload": None, "unique": {"key": "k", "while": "done"}},
+     "unique.while", "unfinished, queued, a number")])
 async def test_whoever_says_a_word_that_does_not_exist_is_told_which_do(
         served: Any, name: str, way: str, given: Any, place: str, words: str) -> None:
     method, path = way.split(" ")

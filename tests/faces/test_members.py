@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.members import Reader, add_warnings
+from asyncgate.parts.model.members import Reader, Unreadable, add_warnings, describe_problem, find_struct, walk_type
 from asyncgate.parts.model.wire import CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
@@ -303,3 +305,34 @@ async def test_a_schedule_that_cannot_be_read_spares_the_others(served: Any) -> 
 
     assert reply["unknown"] == ["nightly"]
     assert "schedules[1]" in reply["refused"][0]["message"]
+
+
+# Words of which there are few.
+
+
+def spoil_words(kind: type[msgspec.Struct]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield objects of a type that have one member alone, with a word that does not exist; and those that do."""
+    hints = get_type_hints(kind)
+    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        hint = hints[name]
+        kinds, inner = {get_origin(part) for part in walk_type(hint)}, find_struct(hint)
+        words = [str(word) for part in walk_type(hint) if get_origin(part) is Literal for word in get_args(part)]
+        if words:
+            yield {written: "nonsense"}, words
+        for spoilt, known in spoil_words(inner) if inner else ():
+            yield {written: [spoilt] if list in kinds else {"x": spoilt} if dict in kinds else spoilt}, known
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_each_word_that_does_not_exist_is_refused_with_those_that_do(name: str) -> None:
+    takes = OPERATIONS[name].takes
+    for body, words in spoil_words(takes):
+        try:
+            read, _ = Reader(takes).body(json.dumps(body).encode())
+            [unreadable] = next(iter(filter(None, (getattr(read, member, None) for member in body))))
+            assert isinstance(unreadable, Unreadable), body
+            message = str(unreadable.problem)
+        except msgspec.ValidationError as wrong:
+            message = describe_problem(wrong, takes)
+
+        assert f": one of {', '.join(words)}" in message, (body, message)
