@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -27,6 +30,7 @@ SMALL_BYTES = 4096
 MOST_PATTERN, MOST_MATCHED = 500, 10_000        # characters of a pattern, and of a text that is held against one
 SINGLE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
 SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+OF_ITSELF = frozenset({"allOf", "anyOf", "dependentSchemas", "else", "if", "not", "oneOf", "then"})
 BY_NAME_IN = ("$defs", "definitions", "dependentSchemas", "properties")
 # What would make a check reach outside, or take a time that nobody can foresee.
 UNFORESEEABLE = frozenset({"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor", "$recursiveRef",
@@ -92,19 +96,29 @@ def check_declared_schema(text: bytes, name: str) -> None:
     if len(text) > MOST_SCHEMA_BYTES:
         raise errors.PayloadTooLarge(f"{name} is {len(text)} bytes; a schema has {MOST_SCHEMA_BYTES} at most",
                                      limit=MOST_SCHEMA_BYTES)
-    schema, number = parse_json(text, name), 0
+    schema = parse_json(text, name)
     if not isinstance(schema, dict):
         raise errors.InvalidRequest(f"{name} is not an object; declare_type takes a JSON schema there")
-    waiting: list[tuple[str, Any, int]] = [(name, schema, 0)]
+    waiting: deque[tuple[str, Any, int]] = deque([(name, schema, 0)])
+    paths, same_value = dict[int, str](), dict[int, list[int]]()    # by the id of a schema: which hold the same value
     while waiting:
         path, inner, depth = waiting.pop()
-        number += 1
-        if number > MOST_SCHEMAS or depth > DEEPEST:
+        if not isinstance(inner, dict) or id(inner) in paths:
+            continue
+        if len(paths) >= MOST_SCHEMAS or depth > DEEPEST:
             raise errors.InvalidRequest(f"{name} has more than {MOST_SCHEMAS} schemas within it, or more than "
                                         f"{DEEPEST} levels of them")
-        if isinstance(inner, dict):
-            check_keywords(inner, path)
-            waiting += [(f"{path}.{place}", part, depth + 1) for place, part in list_schemas(inner)]
+        check_keywords(inner, path)
+        paths[id(inner)] = path
+        waiting += [(f"{path}.{place}", part, depth + 1) for place, part in list_schemas(inner)]
+        target = [follow_reference(schema, inner["$ref"], path)] if "$ref" in inner else []
+        waiting.extendleft((f"{path}.$ref", part, 0) for part in target)    # last: most are found elsewhere, too
+        same_value[id(inner)] = [id(part) for part in (*target, *list_beside(inner))]
+    try:
+        TopologicalSorter(same_value).prepare()
+    except CycleError as circle:
+        raise errors.InvalidRequest(f"{paths[circle.args[1][0]]} refers to itself for the same value, so a check would "
+                                    "never end; let it refer to itself within properties or items") from None
     from jsonschema.exceptions import SchemaError
 
     try:
@@ -123,6 +137,25 @@ def list_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in BY_NAME_IN:
         if isinstance(parts := schema.get(name), dict):
             yield from ((f"{name}.{member}", part) for member, part in parts.items())
+
+
+def list_beside(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas within a schema against which its own value is held, not a part of it."""
+    yield from (part for place, part in list_schemas(schema) if place.partition("[")[0].partition(".")[0] in OF_ITSELF)
+
+
+def follow_reference(schema: Any, reference: Any, path: str) -> Any:
+    """Return what a reference within a schema leads to; raises InvalidRequest."""
+    part = schema
+    try:
+        for step in unquote(str(reference)).removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            part = part[int(step)] if isinstance(part, list) else part[step]
+    except (LookupError, TypeError, ValueError):
+        part = None
+    if not isinstance(part, dict | bool):
+        raise errors.InvalidRequest(f"{path}.$ref leads to no schema: there is none at {reference}")
+    return part
 
 
 def check_keywords(schema: Mapping[str, Any], path: str) -> None:
