@@ -233,7 +233,7 @@ async def test_a_schema_that_reaches_outside_or_could_be_slow_is_refused(
     ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"if": {"$ref": "#/$defs/a"}}}}, "refers to itself"),
     ({"own": {"a/b": [{"$ref": "#/own/a~1b/0"}]}, "$ref": "#/own/a~1b/0"}, "payload_schema.$ref refers to itself"),
     ({"properties": {"a": {"$ref": "#/$defs/gone"}}}, "payload_schema.properties.a.$ref leads to no schema"),
-    ({"$ref": "#/enum/0", "enum": ["x"]}, "leads to no schema"),
+    ({"$ref": "#/enum/0", "enum": ["x"]}, "leads to no schema"), ({"items": {"$ref": "#a"}}, "leads to no schema"),
     ({"$ref": "#/own", "own": {"pattern": "(?=b)"}}, "payload_schema.$ref.pattern")])
 async def test_a_reference_that_no_check_could_follow_is_refused(gate: harness.Gate, schema: Any, why: str) -> None:
     with pytest.raises(errors.InvalidRequest) as refused:

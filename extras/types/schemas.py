@@ -146,9 +146,10 @@ def list_beside(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 def follow_reference(schema: Any, reference: Any, path: str) -> Any:
     """Return what a reference within a schema leads to; raises InvalidRequest."""
-    part = schema
+    own, *steps = unquote(str(reference)).removeprefix("#").split("/")
+    part = None if own else schema      # an anchor, of which there are none
     try:
-        for step in unquote(str(reference)).removeprefix("#").split("/")[1:]:
+        for step in steps:
             step = step.replace("~1", "/").replace("~0", "~")
             part = part[int(step)] if isinstance(part, list) else part[step]
     except (LookupError, TypeError, ValueError):
