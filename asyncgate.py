@@ -1395,8 +1395,9 @@ class Engine:
         body = {**self.describe_expiry(task, lease, "parked" if parks else "released"),
                 **describe_park(ask, until, parks)}
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
-        self._tell_hold(work, task, lease)
-        return Released(True, "queued", True, to_utc_or_none(until), count_awaited(work, task.task_id))
+        task = self._tell_hold(work, task, lease)       # one that waits for an answer has its time, or is over
+        return Released(True, task.status, task.status == "queued", to_utc_or_none(task.next_eligible_at),
+                        count_awaited(work, task.task_id))
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
@@ -1608,8 +1609,8 @@ class Engine:
         task = work.move_task(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
                               held=first_answer(self.on.why_hold, work, task))
         self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease, receipt_id=receipt_id)
-        self._tell_hold(work, task, lease)
-        return Released(True, "queued", True, to_utc(work.now + pause))
+        task = self._tell_hold(work, task, lease)
+        return Released(True, task.status, task.status == "queued", to_utc_or_none(task.next_eligible_at))
 
     # Who holds a lease, and how its end is told.
 
@@ -1949,8 +1950,8 @@ class Engine:
             self._write_anomaly(work, task, "lease_expired_often", expiries=task.expiries,
                                 recommended_action="Look at the workers of this type.")
 
-    def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
-        """Tell the owner of a task that is on hold, unless it waits for an answer or for its children."""
+    def _tell_hold(self, work: Work, task: Task, lease: Lease) -> Task:
+        """Tell the owner of a task that is on hold, unless it waits for an answer or its children; return the task."""
         if task.held in AWAITING:
             self.look_after(work, task)
         elif task.held:
@@ -1964,6 +1965,7 @@ class Engine:
                                 workers=sorted(set(decode_json(task.lost_to))), held=task.held,
                                 **(last or {"last_progress": None}),
                                 recommended_action="Call release_hold to offer it again, or cancel_task.")
+        return work.tasks[task.task_id]
 
     def describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         """Return the body of a lease.expired."""

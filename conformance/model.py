@@ -521,8 +521,8 @@ class Model:
                   lease.lease_id)
         self.tell_hold(task, lease)
         waits = len(task.children) - len(task.ends) if task.held == "children_open" else None
-        return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True,
-                                             "next_eligible_at": until, "open_children": waits})
+        return self.over(lease, "released", {"ok": True, "status": task.status, "requeued": task.status == "queued",
+                                             "next_eligible_at": task.next_eligible_at, "open_children": waits})
 
     def list_leases(self, by: wire.Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""
@@ -665,8 +665,8 @@ class Model:
         task.next_eligible_at = self.now + pause
         task.held = "input_required" if task.open_questions else None
         self.look_after(task)
-        return self.over(lease, "failed", {"ok": True, "status": "queued", "requeued": True,
-                                           "next_eligible_at": self.now + pause})
+        return self.over(lease, "failed", {"ok": True, "status": task.status, "requeued": task.status == "queued",
+                                           "next_eligible_at": task.next_eligible_at})
 
     # Asking and answering.
 

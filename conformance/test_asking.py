@@ -120,6 +120,39 @@ async def test_a_task_waits_until_every_question_is_answered(gate: Gate) -> None
     assert [*again.inputs] == ["first", "second"]
 
 
+@pytest.mark.parametrize("how", ["release", "park", "fail"])
+async def test_whoever_gives_a_task_back_is_told_when_it_is_offered_though_it_waits_for_an_answer(
+        gate: Gate, how: str) -> None:
+    offer = await gate.leased()
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=600)
+    worker = gate.as_worker()
+
+    def give_back() -> Any:
+        if how == "fail":
+            return worker.fail(**under(offer, error="busy", retryable=True, retry_after_seconds=60))
+        return worker.release_lease(**under(offer, **{"after_seconds": 60} if how == "park" else {}))
+    first, again = await give_back(), await give_back()
+
+    assert first == again
+    assert (first.status, first.requeued) == ("queued", True)
+    assert first.next_eligible_at == (await gate.task(offer.task_id)).next_eligible_at
+    await gate.wait(first.next_eligible_at.timestamp() - gate.now() + 1)
+    assert await gate.claim() is not None
+
+
+@pytest.mark.parametrize("how", ["release_lease", "fail"])
+async def test_whoever_gives_a_task_back_is_told_that_its_question_has_ended_it(gate: Gate, how: str) -> None:
+    offer = await gate.leased()
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=60, on_expiry="fail")
+    gate.skip(61)
+
+    told = await getattr(gate.as_worker(), how)(**under(offer, **{"error": "busy", "retryable": True} if how == "fail"
+                                                        else {}))
+
+    assert (told.status, told.requeued, told.next_eligible_at) == ("failed", False, None)
+    assert (await gate.task(offer.task_id)).status == "failed"
+
+
 async def test_an_offer_of_a_task_that_has_asked_nothing_says_nothing_of_inputs(gate: Gate) -> None:
     offer = await gate.leased()
     await gate.as_worker().report_progress(**under(offer), progress=1)

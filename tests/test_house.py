@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_365,
     "clients/typescript": 2_505,
     "commands": 8_428,
-    "conformance": 27_425,
+    "conformance": 27_458,
     "extras/a2a": 1_740,
     "extras/a2a_worker": 745,
     "extras/agents": 580,

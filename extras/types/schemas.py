@@ -147,7 +147,7 @@ def list_beside(schema: Mapping[str, Any]) -> Iterator[Any]:
 def follow_reference(schema: Any, reference: Any, path: str) -> Any:
     """Return what a reference within a schema leads to; raises InvalidRequest."""
     own, *steps = unquote(str(reference)).removeprefix("#").split("/")
-    part = None if own else schema      # an anchor, of which there are none
+    part: Any = None if own else schema     # an anchor, of which there are none
     try:
         for step in steps:
             step = step.replace("~1", "/").replace("~0", "~")
