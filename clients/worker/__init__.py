@@ -78,6 +78,20 @@ def split_capabilities(capabilities: Sequence[str]) -> list[str]:
     return [name.strip() for name in capabilities.split(",")] if isinstance(capabilities, str) else list(capabilities)
 
 
+def require_counts(**numbers: float) -> None:
+    """Refuse options that are not whole numbers of 1 or more."""
+    for name, number in numbers.items():
+        if not number >= 1 or number % 1:
+            raise ValueError(f"{name} must be a whole number of 1 or more, not {number}")
+
+
+def require_seconds(**numbers: float) -> None:
+    """Refuse options that are not times of 0 or more; 0 is no time, and inf is for ever."""
+    for name, number in numbers.items():
+        if not number >= 0:
+            raise ValueError(f"{name} must be 0 or more, not {number}")
+
+
 class Worker:
     """Leases the tasks that it has functions for, and runs those functions until it is stopped."""
 
@@ -99,8 +113,8 @@ class Worker:
         `payloads`: a store for large values, `asyncgate.extras.payloads.Payloads`; by default that of the client.
         `keep_logs`: a level of logging, such as logging.INFO: what a function logs from there on is kept with its task.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
+        require_counts(concurrency=concurrency, ttl_seconds=ttl_seconds, delivery_tries=delivery_tries)
+        require_seconds(drain_seconds=drain_seconds, outage_seconds=outage_seconds)
         gate = getattr(gate, "gate", gate)      # of a SyncGate
         self.payloads: Any = getattr(gate, "payloads", None) if payloads is None else payloads
         way = getattr(gate, "way", gate)        # an AsyncGate's transport

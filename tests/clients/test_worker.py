@@ -1335,7 +1335,7 @@ async def test_a_worker_that_is_refused_from_the_start_ends(gate: AsyncHttp) -> 
 
 
 async def test_a_worker_whose_claims_are_refused_from_the_start_ends(gate: AsyncHttp) -> None:
-    worker = made(gate, ttl_seconds=0)
+    worker = made(gate, ttl_seconds=2**70)
     worker.task("t")(lambda page: page)
 
     with pytest.raises(Refusal, match="lease_ttl_seconds"):
@@ -1343,9 +1343,18 @@ async def test_a_worker_whose_claims_are_refused_from_the_start_ends(gate: Async
             await worker.serve()
 
 
+@pytest.mark.parametrize(("option", "number", "wanted"), [
+    ("concurrency", 0, "a whole number of 1 or more"), ("concurrency", 1.5, "a whole number of 1 or more"),
+    ("ttl_seconds", 0.5, "a whole number of 1 or more"), ("ttl_seconds", math.nan, "a whole number of 1 or more"),
+    ("delivery_tries", -1, "a whole number of 1 or more"), ("drain_seconds", -1, "0 or more"),
+    ("outage_seconds", math.nan, "0 or more")])
+def test_a_worker_says_which_of_its_numbers_is_wrong(option: str, number: float, wanted: str) -> None:
+    options: Any = {option: number}
+    with pytest.raises(ValueError, match=f"{option} must be {wanted}, not {number}"):
+        Worker("http://127.0.0.1:9", "w", state=None, **options)
+
+
 async def test_a_worker_that_could_do_nothing_is_refused(gate: AsyncHttp) -> None:
-    with pytest.raises(ValueError, match="concurrency must be 1 or more, not 0"):
-        made(gate, concurrency=0)
     task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
 
     with pytest.raises(ValueError, match="no function"):

@@ -88,7 +88,14 @@ export class Worker {
 
   constructor(options: WorkerOptions = {}) {
     refuseUnknown(options, [...GATE_OPTIONS.filter(name => name !== "agentId"), ...WORKER_OPTIONS], "Worker");
-    if (options.concurrency !== undefined && !(options.concurrency >= 1)) throw new RangeError(`concurrency must be 1 or more, not ${options.concurrency}`);
+    for (const name of ["concurrency", "ttlSeconds"] as const) {
+      const count = options[name] ?? 1;
+      if (!(count >= 1 && Number.isInteger(count))) throw new RangeError(`${name} must be a whole number of 1 or more, not ${count}`);
+    }
+    for (const name of ["drainSeconds", "outageSeconds"] as const) {
+      const seconds = options[name] ?? 0;
+      if (!(seconds >= 0)) throw new RangeError(`${name} must be 0 or more, not ${seconds}`);
+    }
     this.#options = options;
     const reached = Object.fromEntries(Object.entries(options).filter(([name]) => GATE_OPTIONS.includes(name as "url")));
     this.#gate = new Gate({ patienceSeconds: 0, ...reached });      // what is to be repeated is repeated here
@@ -307,7 +314,8 @@ export class Worker {
       fields = JSON.parse(writeJson({ artifacts, delivery_proof: more.deliveryProof, result_summary: more.summary }, "Done")) as typeof fields;
       fields["result"] = JSON.parse(writeJson(result, "the result"));
     } catch (error) {
-      throw new Fail(`the result cannot be written as JSON: ${String(error)}`, { code: "invalid_result" });
+      const why = error instanceof Error ? error.message : String(error);
+      throw new Fail(/^(the result|Done)\b/.test(why) ? why : `the result cannot be written as JSON: ${why}`, { code: "invalid_result" });
     }
     return await this.#gate.payloads?.stow("complete", fields).catch((error: Error) => {
       throw new Retry(`the store does not take the result: ${error.message}`, { code: "result_unavailable" });

@@ -121,9 +121,10 @@ describe("a worker", () => {
     await writeFile(file, "");
     await assert.rejects(gate.worker({ state: file }).task("a", () => 1).serve(), /cannot be kept in .*`state: null`/);
   });
-  it("needs a function, and a number of places", async () => {
+  it("needs a function, and numbers that are ones", async () => {
     await assert.rejects(new Worker({ url: gate.url, state: null }).serve(), /no function/);
-    assert.throws(() => new Worker({ url: gate.url, concurrency: 0 }), RangeError);
+    for (const wrong of [{ concurrency: 0 }, { concurrency: 1.5 }, { ttlSeconds: 0.5 }, { ttlSeconds: NaN }, { drainSeconds: -1 }, { outageSeconds: NaN }])
+      assert.throws(() => new Worker({ url: gate.url, ...wrong }), new RegExp(`RangeError: ${Object.keys(wrong)[0]} must be .* or more, not ${Object.values(wrong)[0]}`));
   });
 });
 
@@ -170,7 +171,7 @@ describe("what a function throws", () => {
     for (const type of ["hostile", "proxy"]) assert.match((await fail(type)).message, /cannot be read/);
     assert.deepEqual(await fail("detail"), { code: "bad", message: "no" });
     assert.equal((await fail("after")).message, "later");
-    assert.match((await fail("artifacts")).message, /artifacts\[0\]\.size cannot be written as JSON: it is a bigint/);
+    assert.match((await fail("artifacts")).message, /^Done\.artifacts\[0\]\.size cannot be written as JSON: it is a bigint$/);
     assert.match((await fail("parks")).message, /after_seconds is NaN/);
     assert.deepEqual(lines.filter(line => line.includes("its lease will run out")), []);
   });
