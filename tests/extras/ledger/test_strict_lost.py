@@ -192,7 +192,7 @@ async def test_a_completion_that_nobody_repeats_is_adopted(gate: Gate, stub: Los
 
 @pytest.mark.parametrize(("first", "receipt_type", "ending"), [
     ("complete", "task.completed", "completed"), ("fail", "task.failed", "failed"),
-    ("release_lease", "lease.expired", "expired")])
+    ("release_lease", "lease.expired", "released")])
 @pytest.mark.parametrize("again", ["complete", "fail", "cancel_task"])
 async def test_an_end_whose_answer_was_lost_comes_before_every_other_end(
         gate: Gate, stub: Losing, first: str, receipt_type: str, ending: str, again: str,
