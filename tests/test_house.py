@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 8_170,
     "bench": 2_640,
     "clients": 4_379,
-    "clients/typescript": 2_509,
+    "clients/typescript": 2_511,
     "commands": 8_428,
     "conformance": 27_458,
     "extras/a2a": 1_740,

@@ -87,7 +87,9 @@ export type InputOf<Schema> = Schema extends StandardSchema<any, infer Output> ?
 // The same call of the model is the same task, also when the program that asked for it has been restarted.
 async function doTask(gate: Gate, type: string, input: unknown, options: ToolOptions, callId: string | undefined, signal: AbortSignal | undefined): Promise<unknown> {
   const { description: _, timeoutSeconds, onAbort, ...terms } = options;
-  const handle = await gate.submit(type, input, { ...terms, ...(callId && { key: `${type}:${callId}` }), ...(signal && { signal }) });
+  signal?.throwIfAborted();
+  const watched = signal && onAbort !== "cancel" ? { signal } : {};     // else it is awaited: an aborted creation may have made the task
+  const handle = await gate.submit(type, input, { ...terms, ...(callId && { key: `${type}:${callId}` }), ...watched });
   try {
     return await handle.result({ ...(timeoutSeconds !== undefined && { timeoutSeconds }), ...(signal && { signal }) });
   } catch (error) {

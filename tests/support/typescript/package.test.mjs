@@ -484,6 +484,20 @@ describe("a tool", () => {
     for await (const task of client.each("list_tasks", { type: "waits", status: "canceled" })) tasks.push(task.idempotency_key);
     assert.ok(tasks.includes("waits:c4"));
   });
+  it("that is aborted while it creates its task cancels that one, too", async () => {
+    const stop = new AbortController(), leave = async (url, init) => {
+      const answer = await fetch(url, init);
+      if (init?.method === "POST" && String(url).endsWith("/v1/tasks")) stop.abort(new Error("the user has left"));
+      return answer;
+    };
+    const tool = aiTool(gate.client({ fetch: leave }), "waits", { ...told, onAbort: "cancel" });
+    await assert.rejects(tool.execute({ page: 1 }, { toolCallId: "c5", abortSignal: stop.signal }), /the user has left/);
+    const tasks = [];
+    for await (const task of client.each("list_tasks", { type: "waits", status: "canceled" })) tasks.push(task.idempotency_key);
+    assert.ok(tasks.includes("waits:c5"));
+    await assert.rejects(tool.execute({ page: 1 }, { toolCallId: "c6", abortSignal: stop.signal }), /the user has left/);
+    assert.equal((await client.call("list_tasks", { type: "waits", limit: 1 })).tasks[0].idempotency_key, "waits:c5");
+  });
 });
 
 describe("a webhook", () => {
