@@ -78,7 +78,7 @@ CEILINGS = {
     "extras/privacy": 2_020,
     "extras/scheduler": 1_280,
     "extras/starvation": 90,
-    "extras/types": 1_119,
+    "extras/types": 1_116,
     "extras/unique": 215,
     "extras/webhooks": 2_140,
     "parts": 800,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
-from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -110,10 +109,13 @@ def check_declared_schema(text: bytes, name: str) -> None:
                                         f"{DEEPEST} levels of them")
         check_keywords(inner, path)
         paths[id(inner)] = path
-        waiting += [(f"{path}.{place}", part, depth + 1) for place, part in list_schemas(inner)]
-        target = [follow_reference(schema, inner["$ref"], path)] if "$ref" in inner else []
-        waiting.extendleft((f"{path}.$ref", part, 0) for part in target)    # last: most are found elsewhere, too
-        same_value[id(inner)] = [id(part) for part in (*target, *list_beside(inner))]
+        parts = [*list_schemas(inner)]
+        waiting += [(f"{path}.{place}", part, depth + 1) for _, place, part in parts]
+        same_value[id(inner)] = [id(part) for keyword, _, part in parts if keyword in OF_ITSELF]
+        if "$ref" in inner:
+            target = follow_reference(schema, inner["$ref"], path)
+            waiting.appendleft((f"{path}.$ref", target, 0))     # last: most are found elsewhere, too
+            same_value[id(inner)].append(id(target))
     try:
         TopologicalSorter(same_value).prepare()
     except CycleError as circle:
@@ -128,31 +130,26 @@ def check_declared_schema(text: bytes, name: str) -> None:
         raise errors.InvalidRequest(f"{name} is not a JSON schema: {where} breaks the rules of its dialect") from None
 
 
-def list_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas within a schema, and their places."""
-    yield from ((name, schema[name]) for name in SINGLE if isinstance(schema.get(name), dict))
+def list_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the schemas within a schema, each with its keyword and its place."""
+    yield from ((name, name, schema[name]) for name in SINGLE if isinstance(schema.get(name), dict))
     for name in SEVERAL:
         if isinstance(parts := schema.get(name), list):
-            yield from ((f"{name}[{at}]", part) for at, part in enumerate(parts))
+            yield from ((name, f"{name}[{at}]", part) for at, part in enumerate(parts))
     for name in BY_NAME_IN:
         if isinstance(parts := schema.get(name), dict):
-            yield from ((f"{name}.{member}", part) for member, part in parts.items())
-
-
-def list_beside(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas within a schema against which its own value is held, not a part of it."""
-    yield from (part for place, part in list_schemas(schema) if place.partition("[")[0].partition(".")[0] in OF_ITSELF)
+            yield from ((name, f"{name}.{member}", part) for member, part in parts.items())
 
 
 def follow_reference(schema: Any, reference: Any, path: str) -> Any:
-    """Return what a reference within a schema leads to; raises InvalidRequest."""
-    own, *steps = unquote(str(reference)).removeprefix("#").split("/")
-    part: Any = None if own else schema     # an anchor, of which there are none
+    """Return what a reference within a schema leads to, as a check will; raises InvalidRequest."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
     try:
-        for step in steps:
-            step = step.replace("~1", "/").replace("~0", "~")
-            part = part[int(step)] if isinstance(part, list) else part[step]
-    except (LookupError, TypeError, ValueError):
+        part = Registry().resolver_with_root(DRAFT202012.create_resource(schema)).lookup(str(reference)).contents
+    except (Unresolvable, TypeError, ValueError):      # the latter two: a step into what has no such members
         part = None
     if not isinstance(part, dict | bool):
         raise errors.InvalidRequest(f"{path}.$ref leads to no schema: there is none at {reference}")
