@@ -86,7 +86,7 @@ def require_counts(**numbers: float) -> None:
 
 
 def require_seconds(**numbers: float) -> None:
-    """Refuse options that are not times of 0 or more; 0 is no time, and inf is for ever."""
+    """Refuse options that are not times of 0 or more; inf is for ever."""
     for name, number in numbers.items():
         if not number >= 0:
             raise ValueError(f"{name} must be 0 or more, not {number}")
