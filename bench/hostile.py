@@ -133,6 +133,8 @@ async def repeat(gate: LoadGate, requests: Iterator[bytes]) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async with open_connection(gate) as (reader, writer):
                 for request in requests:
+                    if writer.is_closing():     # uvloop's own error is not an OSError
+                        break
                     writer.write(request)
                     head = await reader.readuntil(b"\r\n\r\n")
                     await reader.readexactly(read_length(head, len(head) - 4))

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import Gates
-from asyncgate.conformance.proxy import CHUNK, HOST, reset
+from asyncgate.conformance.proxy import CHUNK, HOST, reset, send
 from asyncgate.parts.operations import OPERATIONS
 
 BYTES_OF_A_WIRE = 4000      # behind so many at most a wire breaks: some requests, or some answers
@@ -92,7 +92,7 @@ class BreakingWire(Port):
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
         while chunk := await reader.read(CHUNK):
-            writer.write(chunk[:most])
+            send(writer, chunk[:most])
             if len(chunk) >= most:
                 raise Reset
             most -= len(chunk)
@@ -112,7 +112,7 @@ class Witness(Port):
         while True:
             head, body = await read_message(reader)
             call = self._recognize(head, body)
-            to_gate.write(head + body)
+            send(to_gate, head + body)
             left = asyncio.create_task(reader.read(1))      # who asks says nothing more before the answer
             answering = asyncio.create_task(read_message(gate))
             try:
@@ -120,7 +120,7 @@ class Witness(Port):
                 if answering.done():
                     head, body = answering.result()
                     self._take(call, int(head.split()[1]), json.loads(body or b"null"))
-                    writer.write(head + body)
+                    send(writer, head + body)
             finally:
                 for task in (left, answering):
                     task.cancel()

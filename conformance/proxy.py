@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Iterator
@@ -26,6 +27,13 @@ def reset(writer: asyncio.StreamWriter) -> None:
     if (wire := writer.get_extra_info("socket")) is not None:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+def send(writer: asyncio.StreamWriter, chunk: bytes) -> None:
+    """Write to a connection; raise ConnectionResetError if it has ended meanwhile."""
+    if writer.is_closing():     # uvloop's own error is not an OSError
+        raise ConnectionResetError
+    writer.write(chunk)
 
 
 class Messages:
@@ -120,7 +128,7 @@ class Link:
                     if trap.before:
                         raise Cut
                     self.losing = trap
-                writer.write(message)
+                send(writer, message)
             await writer.drain()
 
     def _text(self, message: bytes) -> bytes:
@@ -141,7 +149,7 @@ class Link:
                 await asyncio.sleep(trap.late)
                 self.losing, self.lost = None, Messages(typed=True)
             if trap is None or trap.late:
-                writer.write(chunk)
+                send(writer, chunk)
                 await writer.drain()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
@@ -203,7 +211,8 @@ class Proxy:
     def reset(self) -> None:
         """Say a last word on all connections that there are, and reset them."""
         for writer in self.clients:
-            writer.write(LAST_WORD)
+            with contextlib.suppress(ConnectionResetError):
+                send(writer, LAST_WORD)
             reset(writer)
 
     def swallow(self) -> None:

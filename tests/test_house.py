@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_379,
     "clients/typescript": 2_511,
     "commands": 8_428,
-    "conformance": 27_458,
+    "conformance": 27_467,
     "extras/a2a": 1_740,
     "extras/a2a_worker": 745,
     "extras/agents": 580,

@@ -30,7 +30,7 @@ import msgspec
 
 from asyncgate.backends.postgres.migrations import migrate_database
 from asyncgate.conformance.postgres_server import Cluster, free_port
-from asyncgate.conformance.proxy import Cut, Link, Proxy
+from asyncgate.conformance.proxy import Cut, Link, Proxy, send
 
 JOBS, JOBS_PER_SECOND, STRUCK_WORKERS = 200, 25.0, 2
 STRIKES = ("worker", "restart", "worker", "restart", "worker")
@@ -80,7 +80,7 @@ class CuttingLink(Link):
             if self.proxy.armed and ENDED.search(chunk):
                 self.proxy.armed, self.proxy.cuts = False, self.proxy.cuts + 1
                 raise Cut
-            writer.write(chunk)
+            send(writer, chunk)
             await writer.drain()
 
 

@@ -25,7 +25,7 @@ import pytest
 
 from asyncgate.commands.torture import FAULTS as NAMED
 from asyncgate.conformance import scheduled
-from asyncgate.conformance.between import BreakingWire
+from asyncgate.conformance.between import BreakingWire, Witness
 from asyncgate.conformance.clocks import READING, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.faults import FAULTS, NAMES, Site, Stage, open_site, silence
@@ -42,6 +42,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 REQUEST, ANSWER = b"what is asked", b"what is answered"
+ASKED, ANSWERED = b"GET /v1/config HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 LOOK_UP = """
 import os, socket, threading
 known = threading.Thread(target=lambda: (socket.getaddrinfo("localhost", 1), print("localhost")))
@@ -344,6 +345,38 @@ async def test_a_wire_that_has_ended_meanwhile_is_not_reset() -> None:
         assert await reader.read() == b""       # the loop has closed it by now
 
         reset(writer)
+
+
+async def test_a_proxy_resets_also_a_client_that_has_just_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        reader, writer = await asyncio.open_connection(*door.getsockname())
+        writer.transport.abort()
+        assert await reader.read() == b""
+        proxy = Proxy(0)
+        proxy.clients.add(writer)
+
+        proxy.reset()
+
+
+async def test_a_witness_ends_a_connection_whose_gate_has_left() -> None:
+    calls: list[Call] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        async with Witness(Target(door.getsockname()[1], asyncio.Event()), calls.append) as witness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", witness.port)
+            writer.write(ASKED)
+            gate, _ = await asyncio.to_thread(door.accept)
+            gate.sendall(ANSWERED)
+            assert await reader.readexactly(len(ANSWERED)) == ANSWERED
+            gate.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gate.close()
+            await asyncio.to_thread(time.sleep, 0.1)
+
+            writer.write(ASKED)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+
+    assert [(call.operation, call.reply) for call in calls] == [("get_config", {})]
 
 
 async def test_a_wire_breaks_behind_each_byte_of_a_request_and_of_an_answer() -> None:
