@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asyncgate.commands import calling
+
 if TYPE_CHECKING:
     from asyncgate.conformance.evidence import TortureReport
     from asyncgate.conformance.torture import Round
@@ -58,7 +60,7 @@ def torture(urls: tuple[str, ...], judge: Path | None, steps: int | None, **aske
 
     A URL is sqlite: (a fresh file each round), postgres: (a server that is started for it), or that of any backend;
     {tmp} in it is a new folder.  Use a database that you can throw away: what the clients create stays there.
-    The exit status is 1 if an invariant was violated.
+    The exit status is 1 if an invariant was violated, and 130 if Ctrl-C ended the run before.
     """
     from importlib.util import find_spec
     if find_spec("pytest") is None:
@@ -127,21 +129,25 @@ def torture_databases(urls: tuple[str, ...], rounds: int | None, seconds: float,
                 click.echo(f"  {text}")
             shown.count(plan, done, report)
         try:
-            asyncio.run(run_soak(plan, soak * 60, CALLS_PER_SECOND, tell) if soak else
-                        run_rounds(plan, most, seconds, tell))
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            with shown.ending_when_interrupted():
+                asyncio.run(run_soak(plan, soak * 60, CALLS_PER_SECOND, tell) if soak else
+                            run_rounds(plan, most, seconds, tell))
         except NoShim as why:
             raise click.ClickException(str(why)) from None
         if report is not None:
             part.write_evidence(report, shown)
+        if shown.interrupted:
+            break
     return print_summary(shown)
 
 
 def print_summary(shown: TortureReport) -> int:
-    """Print what was done to each database; return the number of violations."""
+    """Print what was done to each database; return the number of violations, or exit as after Ctrl-C without any."""
     for row in shown.databases:
         faults = ", ".join(f"{count:,} {name}" for name, count in sorted(row.done.items())) or "no faults"
         click.echo(f"{row.database}: {row.rounds} rounds, {faults}, {row.operations:,} operations, {row.unknown:,} "
                    f"unknown, {row.violations} violations")
-    return sum(row.violations for row in shown.databases)
+    wrong = sum(row.violations for row in shown.databases)
+    if shown.interrupted and not wrong:
+        raise calling.exit_with("interrupted; what was done until then stands above", calling.EXIT_INTERRUPTED)
+    return wrong

@@ -7,6 +7,8 @@ import platform
 import re
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import version
@@ -27,8 +29,6 @@ from asyncgate.conformance.torture import Round, TorturePlan
 NOT_COVERED = (
     "power cuts and failing disks under Postgres, whose server looks after its files; its fsync was off, so that only "
     "the process died",
-    "kills of the scheduler, jumps of the clock of a gate on SQLite, name servers that hang: tests of the source have "
-    "them",
     "fail-over by a cluster manager: a standby was promoted by this command")
 LISTED_VIOLATIONS = 20        # violations of a round that are listed
 MOST_MINIMIZED = 20_000       # calls: delta debugging of a longer history takes hours
@@ -82,6 +82,15 @@ class TortureReport(Struct):
     databases: list[Tortured] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     not_covered: tuple[str, ...] = NOT_COVERED
+    interrupted: bool = False       # by Ctrl-C
+
+    @contextmanager
+    def ending_when_interrupted(self) -> Iterator[None]:
+        """End the block at Ctrl-C, and note that."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     def count(self, plan: TorturePlan, done: Round, folder: Path | None) -> None:
         """Count a round, and keep its history if it went wrong."""
@@ -150,15 +159,19 @@ def show_evidence(evidence: TortureReport) -> str:
     rows = [[row.database, row.rounds, ", ".join(f"{count:,} {name}" for name, count in sorted(row.done.items())),
              row.operations, row.unknown, row.tasks, round(row.seconds), row.violations] for row in evidence.databases]
     faults = sorted({fault for row in evidence.databases for fault in row.faults})
+    came = {name for row in evidence.databases for name in row.done}
     parts = [
-        f"<h1>AsyncGate under torture</h1><p class={'bad' if wrong else 'good'}>{wrong} violations.</p>",
+        f"<h1>AsyncGate under torture</h1><p class={'bad' if wrong else 'good'}>{wrong} violations"
+        f"{', until the run was interrupted' if evidence.interrupted else ''}.</p>",
         f"<pre>{escape(evidence.command)}</pre>", write_table(heads, rows), write_table(known, [[*known.values()]]),
         *(f"<h2>Soak of {escape(row.database)}</h2>{write_table(TREND_HEADS, drift.list_rows(row.trends))}"
           for row in evidence.databases if row.trends),
         "<h2>Faults</h2><ul>" + "".join(f"<li>{fault}: {escape(FAULTS[fault].about)}</li>" for fault in faults)
         + "</ul>",
         "<h2>Violations</h2><ul>" + "".join(map(show_violation, evidence.violations)) + "</ul>" if wrong else "",
-        "<h2>Not covered</h2><ul>" + "".join(f"<li>{escape(text)}</li>" for text in evidence.not_covered) + "</ul>"]
+        "<h2>Not covered</h2><ul>" + "".join(f"<li>{escape(text)}</li>" for text in (
+            f"faults that did not come in this run: {', '.join(sorted({*FAULTS} - came)) or 'none'}",
+            *evidence.not_covered)) + "</ul>"]
     return make_page("AsyncGate under torture", "".join(parts))
 
 

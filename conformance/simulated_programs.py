@@ -56,19 +56,20 @@ def run_steps(steps: int, given: int | None, command: str, folder: Path | None,
         folder.mkdir(parents=True, exist_ok=True)
     seed, hashes = random.randrange(2**32) if given is None else given, hashlib.sha256()
     plan, report = TorturePlan("simulation", (), seed), begin_evidence(command, seed, 0)
-    tell(f"seed {seed}")
-    for number in itertools.count(seed):
-        done, trace = simulate_round(number)
-        hashes.update(trace.encode())
-        report.count(plan, done, folder)
-        for text in done.violations[:LISTED_VIOLATIONS]:
-            tell(f"  {text}\n  again: asyncgate torture --simulate 1 --seed {number}")
-        [row] = report.databases
-        if row.operations >= steps or row.rounds % 100 == 0:
-            tell(f"{row.operations:,} steps, {row.violations} violations, {row.operations / row.seconds:.0f} steps a "
-                 f"second, trace {hashes.hexdigest()[:16]}")
-        if row.operations >= steps:
-            break
+    with report.ending_when_interrupted():
+        tell(f"seed {seed}")
+        for number in itertools.count(seed):
+            done, trace = simulate_round(number)
+            hashes.update(trace.encode())
+            report.count(plan, done, folder)
+            for text in done.violations[:LISTED_VIOLATIONS]:
+                tell(f"  {text}\n  again: asyncgate torture --simulate 1 --seed {number}")
+            [row] = report.databases
+            if row.operations >= steps or row.rounds % 100 == 0:
+                tell(f"{row.operations:,} steps, {row.violations} violations, {row.operations / row.seconds:.0f} steps "
+                     f"a second, trace {hashes.hexdigest()[:16]}")
+            if row.operations >= steps:
+                break
     if folder is not None:
         write_evidence(folder, report)
     return report

@@ -88,7 +88,7 @@ def test_a_file_that_is_not_a_history_is_refused_with_the_line_that_is_wrong(
         read_record(path)
 
 
-@pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_torture_that_is_stopped_ends_its_gates_and_leaves_no_files(
         tmp_path: Path, sign: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "asyncgate", "torture", "sqlite:", "--faults", "ledger", "--seconds", "3600"]
@@ -103,6 +103,19 @@ def test_torture_that_is_stopped_ends_its_gates_and_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
     poll(lambda: str(tmp_path) not in subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True,
                                                      text=True).stdout)
+
+
+def test_a_simulation_that_is_interrupted_reports_what_it_has_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "asyncgate", "torture", "--simulate", "1000000000", "--report", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as simulation:
+        assert simulation.stdout is not None
+        assert simulation.stdout.readline().startswith("seed ")
+        simulation.send_signal(signal.SIGINT)
+        _, stderr = simulation.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (simulation.returncode, stderr.startswith("Error: interrupted")) == (130, True)
+    assert json.loads((tmp_path / "torture.json").read_text())["interrupted"] is True
+    assert "until the run was interrupted." in (tmp_path / "torture.html").read_text()
 
 
 def test_settings_of_the_surroundings_are_not_those_of_the_gates(monkeypatch: pytest.MonkeyPatch) -> None:
