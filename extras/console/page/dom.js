@@ -20,8 +20,11 @@ function flatten(children, into = []) {
   for (const child of children) {
     if (Array.isArray(child)) flatten(child, into);
     else if (child === null || child === undefined || child === false) continue;
-    else if (typeof child === "object") into.push(child);
-    else into.push({tag: TEXT, text: String(child), children: [], node: null});
+    else if (child.tag) into.push(child);
+    else {      // a value that a view has no words for: a page that shows its JSON is better than an empty one
+      const text = typeof child === "object" ? JSON.stringify(child) : String(child);
+      into.push({tag: TEXT, text, children: [], node: null});
+    }
   }
   return into;
 }

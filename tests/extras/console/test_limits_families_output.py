@@ -97,6 +97,23 @@ def test_a_family_is_a_tree_from_the_parent_to_grandchildren_that_says_how_each_
     assert console.faults() == []
 
 
+def test_a_parent_that_waits_for_its_children_says_how_many_are_open(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    top = gate_to_change.call("create_task", type="top", payload=None, agent_id="ada")["task_id"]
+    for number in range(2):
+        gate_to_change.call("create_task", type="child", payload=number, agent_id="ada", parent_task_id=top)
+    gate_to_change.call("release_lease", **lease(gate_to_change, "top"), until_children="all")
+
+    console.visit(f"task/{top}")
+    console.page.get_by_text("Evidence", exact=True).click()
+    evidence = console.page.locator(".evidence dl")
+    evidence.wait_for()
+
+    assert "2 open" in evidence.inner_text()
+    assert console.axe() == []
+    assert console.faults() == []
+
+
 def test_a_task_says_which_key_it_has_who_waits_for_its_end_and_what_it_superseded(
         chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     def create(on_conflict: str) -> str:

@@ -40,6 +40,28 @@ def test_every_code_of_an_explanation_has_words() -> None:
     assert told == []
 
 
+WORDS = """async (evidence) => {
+  const {showEvidence} = await import("/console/views/task_evidence.js");
+  const list = (node) => node.text === undefined ? node.children.flatMap(list) : [node.text];
+  return Object.entries(evidence).map(([name, value]) => {
+    const shown = showEvidence({cause: "leased", evidence: {[name]: value}}, {now: Date.now});
+    return [name, list(shown.children[0]).join("")];
+  }).filter(([, text]) => /[{[]/.test(text) || text.endsWith("leased"));
+}"""
+
+
+def test_every_fact_of_an_explanation_is_shown_in_words(chromium: Chromium, console: Console) -> None:
+    who, when = {"kind": "worker", "id": "w1"}, "2026-11-23T11:00:00Z"
+    samples: dict[Any, Any] = {
+        "datetime": when, "int": 2, "float": 2.5, "str": "text", "list[str]": ["one", "two"], "wire.Principal": who,
+        "list[WorkerFact]": [{"worker": who, "asked_at": when, "accept_types": [], "capabilities": ["gpu"]}],
+        "dict[str, int]": {"open": 1, "succeeded": 2, "failed": 0, "canceled": 0}}
+    evidence = {name: samples[type.removesuffix(" | None")] for name, type in Evidence.__annotations__.items()}
+
+    console.visit("tasks")
+    assert console.page.evaluate(WORDS, evidence) == []
+
+
 def test_a_task_is_found_by_the_beginning_and_by_the_end_of_its_id(
         chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
     task_id = gate_to_read.find(held=True)

@@ -6,6 +6,7 @@ import {facts, say, shortId, who} from "../parts.js";
 import {when} from "../time.js";
 import {sayHold} from "../say.js";
 import {sayCause, sayEmpty, sayFact} from "../words.js";
+import {sayChildren} from "./task_family.js";
 
 /** Show what a cause rests on. */
 export function showEvidence({cause, evidence}, page) {
@@ -28,6 +29,7 @@ function showFact(name, value, page) {
   if (name === "receipt_ids") return value.map((id) => [shortId(id), " "]);
   if (name.endsWith("_id")) return shortId(value);
   if (name === "by") return who(value);
+  if (name === "children") return sayChildren(value);
   if (Array.isArray(value)) return value.length ? say(value.join(", ")) : sayEmpty(name);
   return isMoment(name) ? when(value, page.now()) : say(value);
 }

@@ -38,7 +38,7 @@ function showChildren({children}, below) {
 }
 
 /** Say how many children there are, by what became of them. */
-function sayChildren(children) {
+export function sayChildren(children) {
   if (!children) return null;
   const counts = ["open", "succeeded", "failed", "canceled"].filter((name) => children[name]);
   return h("span", {class: "quiet"}, counts.map((name) => `${sayNumber(children[name])} ${name}`).join(", "));
