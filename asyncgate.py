@@ -81,7 +81,7 @@ from asyncgate.parts.model.errors import (
     ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch, TooManyArtifacts,
     TooManyParents, Unloaded)
 from asyncgate.parts.model.cards import CARDS
-from asyncgate.parts.model.families import add_child, count_awaited, end_child, end_wait, note_told, park_for_children
+from asyncgate.parts.model.families import add_child, end_child, end_wait, note_told, park_for_children
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, check_needed, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of
@@ -91,7 +91,7 @@ from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.overdue import alive, backoff, is_late, is_lost, is_spent, is_stuck, jitter, lost
-from asyncgate.parts.model.parking import describe_park, find_park_end, GIVEN_BACK, why_parked_out
+from asyncgate.parts.model.parking import answer_return, describe_park, find_park_end, GIVEN_BACK, why_parked_out
 from asyncgate.parts.model.resuming import (
     add_loss, is_new_process, is_resumption, MOST_RESUMED, name_process, would_hold)
 from asyncgate.parts.model.pausing import find_pauses
@@ -1218,7 +1218,8 @@ class Engine:
     def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
         """Offer a task that is on hold again; the count of its lost leases starts at zero.
 
-        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        A task with an open question waits for the answer.  One that has ended stays as it is: the answer is `ok: false`
+        with its status.
         """
         task = self._require_own(work, caller, ask)
         if task.status in TERMINAL:
@@ -1231,10 +1232,12 @@ class Engine:
                                     "answer_input answers it, cancel_task ends the task", status=task.status)
         if task.held is not None:
             work.add_event(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
-            task = work.change_task(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
+            held = INPUT_REQUIRED if any(why(work, task) == INPUT_REQUIRED for why in self.on.why_hold) else None
+            task = work.change_task(task, held=held, expiries=0, lost_to="[]", next_eligible_at=None)
             if work.find_progress(task.task_id).parks:
                 work.set_progress(task, parks=0)
-        return Ok(True, task.status)
+            self.look_after(work, task)     # its question has a time, or is over
+        return Ok(True, work.tasks[task.task_id].status)
 
     def attach_artifacts(self, work: Work, caller: Caller, ask: AttachArtifacts) -> Ok:
         """Say where the result of a succeeded task lies, which discharges its obligation (PH.3).
@@ -1378,7 +1381,7 @@ class Engine:
         Neither costs an attempt or an expiry; a task that was parked max_parks times is on hold.
         """
         if self._find_repeat(work, caller, ask, "released"):
-            return Released(True, "queued", True, to_utc_or_none(work.require_task(ask.task_id).next_eligible_at))
+            return answer_return(work, ask.task_id)
         if self._is_told(work, caller, ask, EXPIRED):
             return Released(True, "queued", True)
         until = find_park_end(ask, work.now)
@@ -1395,9 +1398,8 @@ class Engine:
         body = {**self.describe_expiry(task, lease, "parked" if parks else "released"),
                 **describe_park(ask, until, parks)}
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, discriminator="released")
-        task = self._tell_hold(work, task, lease)       # one that waits for an answer has its time, or is over
-        return Released(True, task.status, task.status == "queued", to_utc_or_none(task.next_eligible_at),
-                        count_awaited(work, task.task_id))
+        self._tell_hold(work, task, lease)      # one that waits for an answer has its time, or is over
+        return answer_return(work, task.task_id)
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
@@ -1577,10 +1579,9 @@ class Engine:
         check_size(error, self.settings.max_result_bytes, "error")
         value = parse_json(error, "error")
         if self._find_repeat(work, caller, ask, "failed"):
-            task = work.require_task(ask.task_id)
-            if task.status == "failed":
+            if (task := work.require_task(ask.task_id)).status == "failed":
                 return Released(True, "failed", False, error_differs=tells_another(ask.error, task.outcome))
-            return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
+            return answer_return(work, task.task_id)
         if self._is_told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)
@@ -1609,8 +1610,8 @@ class Engine:
         task = work.move_task(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
                               held=first_answer(self.on.why_hold, work, task))
         self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease, receipt_id=receipt_id)
-        task = self._tell_hold(work, task, lease)
-        return Released(True, task.status, task.status == "queued", to_utc_or_none(task.next_eligible_at))
+        self._tell_hold(work, task, lease)
+        return answer_return(work, task.task_id)
 
     # Who holds a lease, and how its end is told.
 
@@ -1950,8 +1951,8 @@ class Engine:
             self._write_anomaly(work, task, "lease_expired_often", expiries=task.expiries,
                                 recommended_action="Look at the workers of this type.")
 
-    def _tell_hold(self, work: Work, task: Task, lease: Lease) -> Task:
-        """Tell the owner of a task that is on hold, unless it waits for an answer or its children; return the task."""
+    def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
+        """Tell the owner of a task that is on hold, unless it waits for an answer or its children."""
         if task.held in AWAITING:
             self.look_after(work, task)
         elif task.held:
@@ -1965,7 +1966,6 @@ class Engine:
                                 workers=sorted(set(decode_json(task.lost_to))), held=task.held,
                                 **(last or {"last_progress": None}),
                                 recommended_action="Call release_hold to offer it again, or cancel_task.")
-        return work.tasks[task.task_id]
 
     def describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         """Return the body of a lease.expired."""

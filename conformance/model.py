@@ -383,6 +383,8 @@ class Model:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
             if task.parks:
                 task.parks, task.sequence = 0, task.sequence + 1
+            task.held = "input_required" if task.open_questions else None
+            self.look_after(task)
         return {"ok": True, "status": task.status}
 
     def rerun_task(self, by: wire.Principal, ask: Any) -> Reply:
@@ -494,8 +496,10 @@ class Model:
         """End a lease early, without counting an attempt or an expiry; a park is counted, and has its time."""
         if again := self.repeated(by, ask, "released"):
             task = self.task(ask.task_id)
-            due = task.next_eligible_at if again is task.lease else None
-            return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": due, "open_children": None}
+            if again is not task.lease:     # leased again since
+                return {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": None,
+                        "open_children": None}
+            return self.returned(task)
         task, lease = self.holder(by, ask)
         if ask.until_children is not None and not task.children:
             raise ModelRefusal("invalid_state_transition")
@@ -520,9 +524,14 @@ class Model:
                   {**lost(task, lease, "parked" if parks else "released"), **told}, [lease.accepted],
                   lease.lease_id)
         self.tell_hold(task, lease)
+        return self.over(lease, "released", self.returned(task))
+
+    def returned(self, task: Task) -> dict[str, Any]:
+        """Return what a release is told of a task, however often it is repeated."""
+        failed = task.status == "failed"
         waits = len(task.children) - len(task.ends) if task.held == "children_open" else None
-        return self.over(lease, "released", {"ok": True, "status": task.status, "requeued": task.status == "queued",
-                                             "next_eligible_at": task.next_eligible_at, "open_children": waits})
+        return {"ok": True, "status": "failed" if failed else "queued", "requeued": not failed,
+                "next_eligible_at": task.next_eligible_at, "open_children": waits}
 
     def list_leases(self, by: wire.Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""

@@ -146,10 +146,13 @@ async def test_whoever_gives_a_task_back_is_told_that_its_question_has_ended_it(
     await ask(gate, offer, keep_lease=True, expires_in_seconds=60, on_expiry="fail")
     gate.skip(61)
 
-    told = await getattr(gate.as_worker(), how)(**under(offer, **{"error": "busy", "retryable": True} if how == "fail"
-                                                        else {}))
+    call, more = getattr(gate.as_worker(), how), {"error": "busy", "retryable": True} if how == "fail" else {}
+    told = await call(**under(offer, **more))
 
-    assert (told.status, told.requeued, told.next_eligible_at) == ("failed", False, None)
+    async with gate.unchanged():
+        again = await call(**under(offer, **more))
+    for outcome in (told, again):
+        assert (outcome.status, outcome.requeued, outcome.next_eligible_at) == ("failed", False, None)
     assert (await gate.task(offer.task_id)).status == "failed"
 
 
@@ -471,6 +474,39 @@ async def test_a_hold_for_an_answer_is_not_released(gate: Gate) -> None:
         for view in (gate.as_agent("ada"), gate.as_admin()):
             with refused("invalid_state_transition"):
                 await view.release_hold(task_id=offer.task_id)
+
+
+@pytest.mark.parametrize("why", ["lease_expiries", "max_parks"])
+async def test_a_task_with_a_question_waits_for_the_answer_when_it_is_released_from_another_hold(
+        gate: Gate, why: str) -> None:
+    offer = await gate.leased(max_expiries=1, max_parks=1)
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=3600)
+    if why == "max_parks":
+        await gate.as_worker().release_lease(**under(offer), after_seconds=0)
+    else:
+        await gate.lose(offer)
+    first = await gate.task(offer.task_id)
+
+    released = await gate.as_agent().release_hold(task_id=offer.task_id)
+    waiting = await gate.task(offer.task_id)
+    unclaimed = await gate.claim("w2")
+    await answer(gate, offer.task_id)
+
+    assert (first.held, released.ok, waiting.held, unclaimed) == (why, True, "input_required", None)
+    assert await gate.claim("w2") is not None
+
+
+async def test_a_question_that_has_expired_under_a_hold_ends_its_task_when_the_hold_is_released(gate: Gate) -> None:
+    offer = await gate.leased(max_expiries=1)
+    await ask(gate, offer, keep_lease=True, expires_in_seconds=600, on_expiry="fail")
+    await gate.lose(offer)
+    await gate.wait(601)
+    held = await gate.task(offer.task_id)
+
+    released = await gate.as_agent().release_hold(task_id=offer.task_id)
+
+    assert (held.status, held.held, released.status) == ("queued", "lease_expiries", "failed")
+    assert await asked_of(gate) == []
 
 
 async def test_questions_are_neither_answered_nor_passed_over_in_bulk(gate: Gate) -> None:

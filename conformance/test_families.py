@@ -164,6 +164,15 @@ async def test_a_child_on_hold_has_not_ended(gate: Gate) -> None:
     assert told(await claim_parent(gate)) == {child: "succeeded"}
 
 
+async def test_a_repeated_park_for_children_says_how_many_are_open(gate: Gate) -> None:
+    offer, _ = await parent_of(gate, 2)
+    parked = await park(gate, offer)
+
+    async with gate.unchanged():
+        assert await park(gate, offer) == parked
+    assert parked.open_children == 2
+
+
 async def test_a_child_that_is_tried_again_has_not_ended(gate: Gate) -> None:
     offer, (child,) = await parent_of(gate, 1, retry_backoff_seconds=0)
     await park(gate, offer)

@@ -55,7 +55,7 @@ class AnswerInput(wire.TaskAsk, kw_only=True):
                 "open_inputs": 0})
     refusals = (*wire.TaskAsk.refusals, errors.InputNotFound, errors.NotAddressed, errors.SelfAnswer,
                 errors.AlreadyAnswered, errors.AnswerInvalid, errors.InputExpired)
-    next_step = "When open_inputs is 0 the task goes on; get_task with wait_seconds waits for its end."
+    next_step = "When open_inputs is 0 the task goes on, unless it is on hold for another reason, which get_task says."
     key: Annotated[wire.Name, wire.says("which question")]
     action: Annotated[wire.InputAction, wire.says("cancel: no choice was made")]
     content: Annotated[wire.AnyJson, wire.says("the answer, up to 64 KB; it matches the question's schema")] = field(

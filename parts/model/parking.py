@@ -6,7 +6,8 @@ from typing import Any
 
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.clock import instant
-from asyncgate.parts.model.views import decode_terms, to_utc
+from asyncgate.parts.model.families import count_awaited
+from asyncgate.parts.model.views import decode_terms, to_utc, to_utc_or_none
 
 PARKS_LIMIT = "max_parks"       # the limit, and why a task that has reached it is on hold
 # Why a lease.expired was written that its worker asked for.
@@ -34,3 +35,11 @@ def describe_park(ask: wire.ReleaseLease, until: float | None, parks: int) -> di
     """Return what the receipt says of a lease that was given back."""
     return {"why": ask.reason, "until_children": ask.until_children, "parks": parks or None,
             "parked_until": None if until is None else to_utc(until)}
+
+
+def answer_return(work: Any, task_id: str) -> wire.Released:
+    """Answer for a task whose lease has ended without a result, the first time or again: from the task as it is."""
+    task = work.require_task(task_id)
+    failed = task.status == "failed"        # an answer without which it cannot go on has not come
+    return wire.Released(True, "failed" if failed else "queued", not failed, to_utc_or_none(task.next_eligible_at),
+                         count_awaited(work, task_id))
