@@ -6,6 +6,8 @@ import contextlib
 import logging
 import sqlite3
 import threading
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +17,8 @@ from asyncgate.extras.outbox.refusals import FINAL_STATUSES, is_final, word_refu
 from asyncgate.parts.model import errors
 
 ROWS_A_CALL = 100           # rows that one call hands over
+BYTES_A_CALL = 1_000_000    # of its rows, unless one alone has more: many proxies take a mebibyte, a gate four
+ENDING_STATUSES = FINAL_STATUSES | {401}        # of a call that is refused whatever its rows are
 IDLE_SECONDS = 0.5      # between two looks at an empty table
 
 log = logging.getLogger("asyncgate.relay")
@@ -131,7 +135,7 @@ class OutboxRelay:
                 failures += 1
                 log.warning("%s; trying again", problem)
             except http.Refusal as refusal:
-                if refusal.status in FINAL_STATUSES:
+                if refusal.status in ENDING_STATUSES:
                     raise
                 failures += 1
                 log.warning("%s; trying again", refusal)
@@ -139,26 +143,62 @@ class OutboxRelay:
                 self.stopping.wait(http.pause_after(failures, IDLE_SECONDS) if failures else IDLE_SECONDS)
 
     def _move(self, rows: list[tuple[str, str]]) -> None:
-        """Hand rows over, and note what became of them; a relay that dies between the two hands them over again."""
-        good, parked = dict[str, Any](), dict[str, str]()
-        for id, request in rows:
-            try:
-                good[id] = msgspec.json.decode(request, type=dict[str, Any])
-            except (msgspec.DecodeError, RecursionError) as wrong:
-                parked[id] = f"the request is not JSON: {wrong}"
-        done = list[str]()
-        items = [{**request, "idempotency_key": request.get("idempotency_key") or id} for id, request in good.items()]
-        results = self.gate.call("create_tasks", tasks=items, **self.principal)["results"] if items else []
-        for id, result in zip(good, results, strict=True):
-            if "error" not in result:
-                done.append(id)
-            elif is_final(result["error"]["error"]):
-                parked[id] = word_refusal(result["error"]["error"], result["error"]["message"])
-                log.error("row %s is parked: %s", id, parked[id])
+        """Hand rows over, and note what became of them."""
+        before = self.moved + self.parked
+        for call in split_rows(rows):
+            items = dict[str, Any]()
+            for id, request in call:
+                try:
+                    item = msgspec.json.decode(request, type=dict[str, Any])
+                    items[id] = {**item, "idempotency_key": item.get("idempotency_key") or id}
+                except (msgspec.DecodeError, RecursionError) as wrong:
+                    self._settle([], {id: f"the request is not JSON: {wrong}"})
+            if items:
+                self._hand_over(items)
+        if self.moved + self.parked - before < len(rows):     # quotas and the like: what is left comes later
+            self.stopping.wait(IDLE_SECONDS)
+
+    def _hand_over(self, items: dict[str, Any]) -> None:
+        """Create the tasks of some rows; a relay that dies before its note hands them over again."""
+        try:
+            results = self._create([*items.values()])
+        except http.Refusal as refusal:
+            if refusal.status not in FINAL_STATUSES:
+                raise
+            self._create([{}])      # raises if not the rows are the reason; the item alone is refused otherwise
+            if len(items) == 1:
+                return self._settle([], dict.fromkeys(items, word_refusal(refusal.code, str(refusal))))
+            rows = iter(items.items())
+            first = dict(islice(rows, len(items) // 2))
+            self._hand_over(first)
+            return self._hand_over(dict(rows))
+        done = [id for id, result in zip(items, results, strict=True) if "error" not in result]
+        refused = {id: result["error"] for id, result in zip(items, results, strict=True) if "error" in result}
+        self._settle(done, {id: word_refusal(error["error"], error["message"]) for id, error in refused.items()
+                            if is_final(error["error"])})
+
+    def _create(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        results: list[dict[str, Any]] = self.gate.call("create_tasks", tasks=items, **self.principal)["results"]
+        return results
+
+    def _settle(self, done: list[str], parked: dict[str, str]) -> None:
         self.table.finish(done, parked)
         self.moved, self.parked = self.moved + len(done), self.parked + len(parked)
-        if len(done) + len(parked) < len(rows):     # quotas and the like: what is left comes later
-            self.stopping.wait(IDLE_SECONDS)
+        for id, problem in parked.items():
+            log.error("row %s is parked: %s", id, problem)
+
+
+def split_rows(rows: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Split rows into those of one call each; a row that is larger than a call should be has one of its own."""
+    call, size = list[tuple[str, str]](), 0
+    for row in rows:
+        size += len(row[1].encode())
+        if call and size > BYTES_A_CALL:
+            yield call
+            call, size = [], len(row[1].encode())
+        call.append(row)
+    if call:
+        yield call
 
 
 def database_errors() -> tuple[type[Exception], ...]:

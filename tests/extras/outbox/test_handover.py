@@ -18,7 +18,8 @@ from unittest.mock import Mock
 import psycopg
 import pytest
 
-from asyncgate.clients.http import Http
+from asyncgate.clients.http import Http, Refusal
+from asyncgate.clients.testing import Gate
 from asyncgate.conformance.postgres_server import Cluster
 from asyncgate.extras import outbox
 from asyncgate.extras.outbox.relay import OutboxRelay, open_outbox
@@ -83,6 +84,37 @@ def test_the_relay_moves_each_row_once_and_parks_what_is_refused_for_good(shop: 
     assert len(problems) == 2
     assert any("not JSON" in (problem or "") for problem in problems)
     assert any("invalid_request" in (problem or "") for problem in problems)
+
+
+def test_rows_that_are_too_large_together_become_tasks_and_one_that_is_too_large_alone_is_parked(
+        shop: Any) -> None:
+    path, db = shop
+    with db:
+        outbox.enqueue(db, "large", "x" * 6_000_000)
+        outbox.enqueue(db, "many", [1] * 150_000)       # few bytes, and more values than a request may have
+        for number in range(60):
+            outbox.enqueue(db, "order.ship", "é" * 50_000, priority=number)
+
+    with Gate(port=0) as gate, Http(gate.url, gate.token) as http, contextlib.closing(open_outbox(str(path))) as table:
+        relay = OutboxRelay(table, http, {"agent_id": "shop"})
+        relay.run(once=True)
+        tasks = [task for page in http.pages("list_tasks", limit=200) for task in page["tasks"]]
+
+    assert sorted(task["priority"] for task in tasks) == [*range(60)]
+    assert [(problem or "").partition(":")[0] for _, problem in rows_of(path)] == ["payload_too_large"] * 2
+    assert (relay.moved, relay.parked) == (60, 2)
+
+
+@pytest.mark.parametrize(("token", "agent"), [(TOKEN, ""), ("another", "shop")])
+def test_a_call_that_is_refused_whatever_its_rows_are_ends_the_relay_and_parks_none(
+        shop: Any, live: Any, token: str, agent: str) -> None:
+    path, db = shop
+    order(db, 1)
+
+    with Http(live.url, token) as gate, contextlib.closing(open_outbox(str(path))) as table, pytest.raises(Refusal):
+        OutboxRelay(table, gate, {"agent_id": agent}).run(once=True)
+
+    assert [problem for _, problem in rows_of(path)] == [None]
 
 
 def test_a_row_that_is_handed_over_again_makes_no_second_task(shop: Any, live: Any,
