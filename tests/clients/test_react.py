@@ -18,6 +18,7 @@ from tests.support.chromium import Chromium, find_program
 from tests.support.patience import PATIENCE_SECONDS
 
 WORKER = {"worker_id": "w1"}
+FAILURES = 5        # more than there are events at the end of a task
 
 
 @pytest.fixture
@@ -81,3 +82,37 @@ def test_a_page_without_a_key_follows_a_task_through_a_restart_of_the_gate(
     assert len(of_gate) >= 2
     assert all("ticket=" in address for address, _ in of_gate)
     assert not any(TOKEN in f"{address}{headers}" for address, headers in asked)
+
+
+def test_a_page_sees_the_end_of_a_task_though_its_server_fails_just_then(
+        package: Any, start: Callable[..., Live], chromium: Chromium, tmp_path: Path) -> None:
+    port, failed = free_port(), list[str]()
+    gate = start(f"allowed_origins=http://127.0.0.1:{port}")
+    with serve_page(package, tmp_path / "page", gate.url, port) as url, Http(gate.url, TOKEN) as raw:
+        task_id = raw.call("create_task", type="read", payload=1, agent_id="ada")["task_id"]
+
+        def answer(route: Any) -> None:
+            task = route.fetch()
+            if task.json()["status"] == "succeeded" and len(failed) < FAILURES:
+                failed.append(task_id)
+                route.fulfill(status=502, body="it restarts")
+            else:
+                route.fulfill(response=task)
+
+        def open_page() -> Any:
+            page = chromium.browser().new_page()
+            page.route(f"**/tasks/{task_id}", answer)
+            page.goto(f"{url}/?task={task_id}&gate={gate.url}")
+            page.get_by_text("queued at 0, going on", exact=True).wait_for()
+            return page
+
+        def see_the_end(page: Any) -> None:
+            page.get_by_text("succeeded at 0, ended with read", exact=True).wait_for(timeout=1000 * PATIENCE_SECONDS)
+            page.close()
+
+        page = chromium.run(open_page)
+        held = {**WORKER, "task_id": task_id, "lease_id": raw.call("lease_next", **WORKER)["tasks"][0]["lease_id"]}
+        raw.call("complete", **held, result="read", artifacts=[{"uri": "file:///x"}])
+        chromium.run(see_the_end, page)
+
+    assert len(failed) == FAILURES

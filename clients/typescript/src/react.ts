@@ -1,5 +1,6 @@
 /** React: follow a task in a browser. The browser holds no credential: your server hands out tickets and shows the task. */
 import { useEffect, useState } from "react";
+import { pauseAfter, sleep } from "./http.js";
 import type { TaskRecord } from "./operations.js";
 
 /** Where a page learns of a task. */
@@ -57,15 +58,19 @@ export function followTask(taskId: string, options: UseTaskOptions, show: (task:
     stale = true;
     if (looking) return;        // what comes meanwhile is one more look
     looking = true;
-    while (stale && !stop.signal.aborted) {
+    for (let failures = 0; stale && !stop.signal.aborted;) {
       stale = false;
       try {
         const task = await options.load(taskId, stop.signal);
         if (stop.signal.aborted) break;
+        failures = 0;
         show(task, undefined);
         if (isEnded(task)) end();
       } catch (error) {
-        if (!stop.signal.aborted) show(undefined, error);
+        if (stop.signal.aborted) break;
+        stale = true;           // no event may come any more
+        show(undefined, error);
+        await sleep(pauseAfter(++failures, 0.5), stop.signal);
       }
     }
     looking = false;
