@@ -82,7 +82,7 @@ CEILINGS = {
     "extras/unique": 215,
     "extras/webhooks": 2_140,
     "parts": 800,
-    "parts/faces": 4_810,
+    "parts/faces": 4_822,
     "parts/identity": 5_475,
     "parts/metrics": 580,
     "parts/model": 9_272,

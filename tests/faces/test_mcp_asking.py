@@ -117,6 +117,50 @@ async def test_a_client_that_waits_and_can_ask_its_user_is_asked_what_the_task_a
         assert [row["receipt_type"] for row in owed if row["receipt_type"] == "input.requested"] == []
 
 
+NESTED = {"type": "object", "properties": {"where": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+MANY = {"type": "array", "items": {"type": "string", "enum": ["red", "blue"]}}
+
+
+@pytest.mark.parametrize(("schema", "field", "filled", "meant"), [
+    (None, {"type": "string"}, "yes", "yes"),
+    ({"type": "string", "maxLength": 3}, {"type": "string", "maxLength": 3}, "yes", "yes"),
+    ({"type": "integer"}, {"type": "integer"}, 7, 7),
+    ({"type": "boolean"}, {"type": "boolean"}, True, True),
+    (MANY, MANY, ["red"], ["red"]),
+    ({"type": "array", "items": {"type": "integer"}}, None, "[1, 2]", [1, 2]),
+    (NESTED, None, '{"where": {"city": "Rome"}}', {"where": {"city": "Rome"}})])
+async def test_an_answer_that_is_not_a_flat_object_is_the_one_field_of_a_form(
+        live: Any, connect: Any, schema: Any, field: Any, filled: Any, meant: Any) -> None:
+    user = User(types.ElicitResult(action="accept", content={"answer": filled}))
+    working = asyncio.create_task(work(live.url, {"key": "q", "message": "What?", "schema": schema}))
+
+    async with connect(live, "auto", elicitation_callback=user) as client:
+        result = await client.call_tool("asyncgate.run_task", {
+            "type": "deploy", "payload": 7, "agent_id": "ada", "wait_seconds": 30})
+    await working
+
+    [(_, form)] = user.asked
+    shown = form["properties"]["answer"]
+    assert shown["title"] == "Answer"
+    assert field is None or shown == {"title": "Answer", **field}
+    assert field is not None or (shown["type"], shown["description"][:5]) == ("string", "JSON,")
+    assert result.structured_content["result"]["result"]["q"]["content"] == meant
+
+
+async def test_a_refused_answer_is_asked_for_again_and_the_call_still_tells_its_task(live: Any, connect: Any) -> None:
+    user = User(*[types.ElicitResult(action="accept", content={"window": when}) for when in ("never", "tonight")])
+    working = asyncio.create_task(work(live.url, {"key": "when", "message": "When?", "schema": WINDOW}))
+
+    async with connect(live, "auto", elicitation_callback=user) as client:
+        result = await client.call_tool("asyncgate.run_task", {
+            "type": "deploy", "payload": 7, "agent_id": "ada", "wait_seconds": 30})
+    await working
+
+    assert user.asked[0][0] == "When?"
+    assert user.asked[1][0].startswith("When?\n\nRefused: content.window should be ")
+    assert result.structured_content["result"]["result"]["when"]["content"] == {"window": "tonight"}
+
+
 async def test_a_client_that_cannot_ask_waits_as_before(live: Any, connect: Any) -> None:
     working = asyncio.create_task(work(live.url, {"key": "when", "message": "When?"}))
     async with connect(live, "auto") as client:

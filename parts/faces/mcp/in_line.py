@@ -12,7 +12,7 @@ from typing import Any
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from msgspec import Struct
+from msgspec import Struct, field
 
 from asyncgate import Caller, Engine
 from asyncgate.parts.faces.mcp import tasks
@@ -45,6 +45,7 @@ class InLine(Struct):
     caller: Caller
     ctx: tasks.Context
     perform: tasks.Perform
+    problems: dict[str, str] = field(default_factory=dict)      # why answers were refused, by the keys of questions
 
     async def wait(self, task_id: str, seconds: float) -> JsonObject | None:
         """Wait until a task has ended, or asks whoever waits; return what is asked, as the answer to the call."""
@@ -59,7 +60,7 @@ class InLine(Struct):
                 return Seen(record, {})
             owner = {"kind": record.created_by.kind, "id": record.created_by.id}
             return Seen(record, tasks.show_requests(
-                await self.perform(self.ctx, "list_inputs", self._name_owner(task_id, owner)), owner))
+                await self.perform(self.ctx, "list_inputs", self._name_owner(task_id, owner)), owner, self.problems))
         seen = await self.engine.wait_to_read(self.caller, ask, Wants(task_id=task_id), look,
                                               lambda seen: seen.questions or seen.record.status in stored.TERMINAL)
         if not seen.questions:
@@ -77,7 +78,10 @@ class InLine(Struct):
                                                  "last answer, or call the tool again without one") from None
 
     async def answer(self, task_id: str, responses: JsonObject) -> None:
-        """Answer what the user was asked; what somebody else has answered meanwhile stays so."""
+        """Answer what the user was asked; what somebody else has answered meanwhile stays so.
+
+        An answer that does not match is asked for again: a refusal would end the call, and hide the task's id.
+        """
         record = decode_json(await self.perform(self.ctx, "get_task", {"task_id": task_id}))
 
         async def perform(operation: str, **more: Any) -> bytes:
@@ -85,6 +89,9 @@ class InLine(Struct):
                 return await self.perform(self.ctx, operation, {
                     **self._name_owner(task_id, record["created_by"]), **more})
             except tasks.IGNORED:
+                return b""
+            except errors.AnswerInvalid as refused:
+                self.problems[more["key"]] = str(refused)
                 return b""
         await tasks.answer_all(perform, responses)
 

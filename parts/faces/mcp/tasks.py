@@ -7,7 +7,8 @@ use it, and nobody else learns that the task exists.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, get_args
 
 import mcp_types as types
@@ -48,8 +49,8 @@ class UpdateParams(TaskParams):
     input_responses: JsonObject | None = None
 
 
-# What a client asks its user whose question has no schema, or one that a form has no fields for.
-FREE_TEXT = {"type": "object", "properties": {"answer": {"type": "string", "title": "Answer"}}}
+FORM_FIELDS = ("string", "number", "integer", "boolean")       # what a form of MCP may have fields of
+ANSWER = "answer"       # the only field of a form for a question whose answer is not an object of such fields
 
 
 def wants_handle(ctx: Context) -> bool:
@@ -84,18 +85,54 @@ def show_progress(reply: bytes) -> JsonObject:
         make_result(reply, once=True) if record["status"] == "succeeded" else text)}}
 
 
-def show_requests(reply: bytes, owner: JsonObject) -> JsonObject:
-    """Return what a task asks its owner, as a client asks it of its user; others answer elsewhere."""
-    return {question["key"]: {"method": "elicitation/create", "params": {
-        "mode": "form", "message": question["message"],
-        "requestedSchema": question["schema"] if is_form(question["schema"]) else FREE_TEXT}}
+def show_requests(reply: bytes, owner: JsonObject, problems: Mapping[str, str] = MappingProxyType({})) -> JsonObject:
+    """Return what a task asks its owner, as a client asks it of its user; others answer elsewhere.
+
+    `problems` says of keys why the last answer was refused.
+    """
+    return {(key := question["key"]): {"method": "elicitation/create", "params": {
+        "mode": "form", "requestedSchema": make_form(question["schema"]),
+        "message": question["message"] + (f"\n\nRefused: {problems[key]}" if key in problems else "")}}
         for question in _record(reply)["inputs"] if question["state"] == "open" and (
             question["to"]["kind"], question["to"]["id"]) == (owner["kind"], owner["id"])}
 
 
 def is_form(schema: Any) -> bool:
-    """Whether a client can show a form for a schema."""
-    return isinstance(schema, dict) and schema.get("type") == "object"
+    """Whether a client can show a form for a schema: MCP's are flat objects."""
+    return isinstance(schema, dict) and schema.get("type") == "object" and not {"oneOf", "anyOf"} & schema.keys() and (
+        all(map(is_field, schema.get("properties", {}).values())))
+
+
+def is_field(schema: Any) -> bool:
+    """Whether a form can have a field for a schema; a choice of several words is one, too."""
+    if schema.get("type") == "array":
+        return "enum" in schema.get("items", {}) or "anyOf" in schema.get("items", {})
+    return schema.get("type") in FORM_FIELDS and "anyOf" not in schema
+
+
+def make_form(schema: Any) -> JsonObject:
+    """Return the schema of the form in which a user answers."""
+    if is_form(schema):
+        return dict(schema)
+    field = {"type": "string"}
+    if schema is not None:
+        field = schema if is_field(schema) else {
+            "type": "string", "description": f"JSON, as this schema wants it: {msgspec.json.encode(schema).decode()}"}
+    return {"type": "object", "properties": {ANSWER: {"title": "Answer", **field}},
+            **({} if schema is None else {"required": [ANSWER]})}
+
+
+def read_form(schema: Any, content: Any) -> Any:
+    """Return the answer that the content of a form means."""
+    if is_form(schema) or not isinstance(content, dict) or content.keys() != {ANSWER}:
+        return content
+    answer = content[ANSWER]
+    if schema is None or is_field(schema) or not isinstance(answer, str):
+        return answer
+    try:
+        return msgspec.json.decode(answer)
+    except (ValueError, RecursionError):        # so it is refused, with what should be there
+        return answer
 
 
 async def answer_all(perform: Callable[..., Awaitable[bytes]], responses: JsonObject) -> None:
@@ -106,7 +143,8 @@ async def answer_all(perform: Callable[..., Awaitable[bytes]], responses: JsonOb
         response = responses[key]
         if not isinstance(response, dict) or response.get("action") not in get_args(wire.InputAction):
             raise MCPError(types.INVALID_PARAMS, f"inputResponses.{key} has no action: accept, decline or cancel")
-        await perform("answer_input", key=key, action=response["action"], content=response.get("content"))
+        content = read_form(question["schema"], response.get("content"))
+        await perform("answer_input", key=key, action=response["action"], content=content)
 
 
 class Tasks:
