@@ -315,6 +315,20 @@ async def test_a_worker_stops_a_limit_for_all_and_it_goes_on_by_itself(gate: har
     assert len(await claim(gate, 10)) == 3
 
 
+async def test_a_limit_that_is_only_stopped_and_let_go_on_keeps_what_was_set(gate: harness.Gate) -> None:
+    admin = gate.as_admin()
+    was_set = await admin.set_limit(name="openai", concurrency_total=5, overrides={"a": {"weight": 2}})
+
+    stopped = await admin.set_limit(name="openai", stopped_until="2099-01-01T00:00:00Z")
+    free = await admin.set_limit(name="openai", stopped_until="2020-01-01T00:00:00Z")
+    emptied = await admin.set_limit(name="openai")
+
+    for limit in (stopped, free):
+        assert (limit.concurrency_total, limit.overrides) == (was_set.concurrency_total, was_set.overrides)
+    assert (stopped.stopped_until is None, free.stopped_until) == (False, None)
+    assert emptied.concurrency_total is None
+
+
 async def test_a_limit_that_is_set_again_stays_stopped_until_somebody_lets_it_go_on(gate: harness.Gate) -> None:
     await gate.as_admin().set_limit(name="openai", concurrency_total=5)
     for _ in range(2):

@@ -207,21 +207,44 @@ def test_a_python_example_imports_what_exists(block: Block) -> None:
         exec(compile(ast.Module([node], []), block.place, "exec"), {})
 
 
-def wrong(words: list[str]) -> str:
-    """Return the word of a command line of ours that does not exist; empty if all is well."""
+def find_command(words: list[str]) -> tuple[click.Command | None, list[str]]:
+    """Return the command that a line of ours calls, and its arguments; no command, and the word that names none."""
     command: click.Command = main
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, *words = words
         if name.isupper() or name == "…":
-            return ""
+            return None, [""]
         if (subcommand := command.get_command(click.Context(command), name)) is None:
-            return name
+            return None, [name]
         command = subcommand
+    return command, words
+
+
+def wrong(words: list[str]) -> str:
+    """Return the word of a command line of ours that does not exist; empty if all is well."""
+    command, words = find_command(words)
+    if command is None:
+        return words[0]
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
     given = [word.partition("=")[0] for word in words[:words.index("--") if "--" in words else None]]
     flags = {option for param in command.params if getattr(param, "is_flag", False) for option in param.opts}
     valued = [value for flag, value in pairwise(given) if flag in flags and value in ("true", "false")]
     return next((word for word in given if re.match(r"--?[a-z]", word) and word not in known), next(iter(valued), ""))
+
+
+def misplaced(words: list[str]) -> str:
+    """Return how a command refuses its arguments before it looks at their values; empty if it does not."""
+    command, words = find_command(words)
+    if command is None or "…" in words:
+        return ""
+    try:
+        command.make_context(command.name, list(words))
+    except click.UsageError as refusal:
+        of_a_value = isinstance(refusal, click.BadParameter) and not isinstance(refusal, click.MissingParameter)
+        return "" if of_a_value else refusal.format_message()
+    except click.exceptions.Exit:       # --help, --version
+        return ""
+    return ""
 
 
 def ours(words: list[str]) -> list[str] | None:
@@ -246,7 +269,7 @@ def test_a_shell_example_calls_commands_and_options_that_exist(block: Block) -> 
 
     for words in commands_in(script):
         if (line := ours(words)) is not None:
-            assert wrong(line) == "", " ".join(words)
+            assert (wrong(line), misplaced(line)) == ("", ""), " ".join(words)
 
 
 @each_page

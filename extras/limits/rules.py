@@ -91,11 +91,12 @@ async def set_limit(engine: Engine, caller: Caller, ask: wire_limits.SetLimit) -
     """Set how many tasks that name a limit may run at once, in total and per key, and how many may begin in a time.
 
     Tasks name their limits and their keys in create_task; several at once, and all must allow.  Only live leases count.
-    The same again replaces what was set, from the next claim on; leases that are too many go on.
+    The same again replaces what was set, from the next claim on; leases that are too many go on.  With nothing but
+    stopped_until a limit that there is keeps what was set.
     """
     tenant_id, name, stop = await target_tenant(engine, caller, ask.tenant), ask.name, instant(ask.stopped_until)
-    rules = Rules(ask.concurrency_total, ask.concurrency_per_key, ask.rate, ask.overrides or {})
-    text, by = msgspec.json.encode(rules), caller.principal
+    asked = Rules(ask.concurrency_total, ask.concurrency_per_key, ask.rate, ask.overrides or {})
+    text, by = msgspec.json.encode(asked), caller.principal
     if len(text) > MOST_RULES_BYTES:
         raise errors.InvalidRequest(f"the overrides of a limit have {MOST_RULES_BYTES} bytes at most, and these have "
                                     f"{len(text)}")
@@ -106,7 +107,8 @@ async def set_limit(engine: Engine, caller: Caller, ask: wire_limits.SetLimit) -
         until, stopped_by = (before.stopped_until, before.stopped_by) if before else (None, None)
         if stop is not None:
             until, stopped_by = (stop, None) if stop > work.now else (None, None)
-        limit = stored_limits.Limit(name, text.decode(), work.now, by.kind, by.id, until, stopped_by)
+        kept = before.rules if before and stop is not None and asked == Rules() else text.decode()
+        limit, rules = stored_limits.Limit(name, kept, work.now, by.kind, by.id, until, stopped_by), decode_rules(kept)
         work.keep_record(limit)
         work.limiting.wake_all(name)
         audit_change(engine, work, "limit_set", "info", caller, limit=name, overrides=len(rules.overrides),
