@@ -10,6 +10,7 @@ the same request, and whoever reads it can tell that nobody has changed it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -61,12 +62,20 @@ def read_pointer(text: str | None) -> Pointer | None:
     return Pointer(match["uri"], match["sha256"], int(match["bytes"])) if match else None
 
 
+def find_results(artifacts: Any) -> list[Pointer]:
+    """Return what the artifacts of a task point to in the way of a result in a store; others are passed over."""
+    results = [artifact for artifact in read_artifacts(artifacts)
+               if isinstance(artifact, Mapping) and artifact.get("type") == RESULT_TYPE]
+    pointers = list[Pointer | None]()
+    for artifact in results:
+        with contextlib.suppress(msgspec.ValidationError):
+            pointers.append(read_pointer(str(msgspec.convert(artifact, Pointer))))
+    return [pointer for pointer in pointers if pointer is not None]
+
+
 def find_result(artifacts: Any) -> Pointer | None:
-    """Return where the result of a task is, if it is in a store."""
-    for artifact in read_artifacts(artifacts):
-        if isinstance(artifact, Mapping) and artifact.get("type") == RESULT_TYPE and "sha256" in artifact:
-            return msgspec.convert(artifact, Pointer)
-    return None
+    """Return where the result of a task is, if it is in a store: behind the artifacts of the worker's own."""
+    return next(reversed(find_results(artifacts)), None)
 
 
 class Payloads:

@@ -11,7 +11,7 @@ from asyncgate.clients import http
 from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.extras.payloads import find_result, open_store, read_pointer
+from asyncgate.extras.payloads import find_results, open_store, read_pointer
 
 
 @click.command("clean-payloads")
@@ -53,7 +53,8 @@ def list_named(gate: Any) -> set[str]:
     while True:
         page = gate.call("list_tasks", limit=200, cursor=cursor)
         for task in page["tasks"]:
-            pointers = read_pointer(task["payload_pointer"]), find_result((task["result"] or {}).get("artifacts"))
-            named |= {pointer.sha256 for pointer in pointers if pointer is not None}
+            payload, artifacts = read_pointer(task["payload_pointer"]), (task["result"] or {}).get("artifacts")
+            pointers = [*([] if payload is None else [payload]), *find_results(artifacts)]
+            named |= {pointer.sha256 for pointer in pointers}
         if (cursor := page["next_cursor"]) is None:
             return named

@@ -87,7 +87,7 @@ export class Payloads {
 
   async #stowPayload(fields: Fields): Promise<Fields> {
     const pointer = fields["payload_pointer"] == null ? await this.put(fields["payload"]) : undefined;
-    return pointer ? { ...fields, payload: null, payload_pointer: `${pointer.uri}#sha256=${pointer.sha256}&bytes=${pointer.bytes}` } : fields;
+    return pointer ? { ...fields, payload: null, payload_pointer: writePointer(pointer) } : fields;
   }
 
   async #stowResult(fields: Fields): Promise<Fields> {
@@ -99,15 +99,29 @@ export class Payloads {
 
   /** The payload of an offered task, from the store if it is there. */
   async fetchPayload({ payload, payload_pointer: text }: { payload?: unknown; payload_pointer?: string | null }): Promise<unknown> {
-    const [, uri, sha256, bytes] = /^([^#]+)#sha256=([0-9a-f]{64})&bytes=([0-9]{1,15})$/.exec(text ?? "") ?? [];
-    return payload == null && uri && sha256 ? await this.get({ uri, sha256, bytes: Number(bytes) }) : payload;
+    const pointer = payload == null ? readPointer(text ?? "") : undefined;
+    return pointer ? await this.get(pointer) : payload;
   }
 
   /** The result of a task, from the store if it is there. */
   async fetchResult({ result, artifacts }: { result?: unknown; artifacts?: unknown }): Promise<unknown> {
-    const pointer = listArtifacts(artifacts).find(other => (other as { type?: unknown } | null)?.type === "result" && "sha256" in (other as Pointer));
-    return result == null && pointer ? await this.get(pointer as Pointer) : result;
+    const pointer = result == null ? listArtifacts(artifacts).map(readArtifact).findLast(read => read) : undefined;    // behind those of the worker
+    return pointer ? await this.get(pointer) : result;
   }
+}
+
+function writePointer({ uri, sha256, bytes }: Pointer): string { return `${uri}#sha256=${sha256}&bytes=${bytes}`; }
+
+function readPointer(text: string): Pointer | undefined {
+  const [, uri, sha256, bytes] = /^([^#]+)#sha256=([0-9a-f]{64})&bytes=([0-9]{1,15})$/.exec(text) ?? [];
+  return uri && sha256 ? { uri, sha256, bytes: Number(bytes) } : undefined;
+}
+
+// Where the result is; undefined for an artifact that is not such a pointer.
+function readArtifact(artifact: unknown): Pointer | undefined {
+  const { type, uri, sha256, bytes } = Object(artifact) as Record<string, unknown>;
+  const known = type === "result" && typeof uri === "string" && typeof sha256 === "string" && typeof bytes === "number";
+  return known ? readPointer(writePointer({ uri, sha256, bytes })) : undefined;
 }
 
 // As Python quotes, so that both say the same of the same place.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from asyncgate.clients import Job, SyncGate, TaskFailed, Worker
+from asyncgate.clients import Done, Job, SyncGate, TaskFailed, Worker
 from asyncgate.clients.testing import Gate
 from asyncgate.commands.main import main
 from asyncgate.extras.payloads import (
@@ -155,24 +155,52 @@ def test_batches_and_completions_by_hand_use_the_store_too(store: Any) -> None:
     assert results == ["r" * 5000] * 2
 
 
+def test_a_result_is_found_behind_artifacts_of_the_worker_and_survives_a_cleaning(store: Any) -> None:
+    payloads = Payloads(store, above_bytes=1000)
+    own = [{"type": "result", "uri": "s3://reports/1.pdf", "sha256": "ab" * 32, "bytes": 12},
+           {"type": "result", "uri": "https://example.com/x", "sha256": "abc"},
+           {"type": "result", "uri": "https://example.com/x", "sha256": 7, "bytes": None}]
+    with Gate(port=0) as gate, open_client(gate, payloads) as client, working(
+            gate, payloads, lambda payload, job: Done(payload, artifacts=own if payload else own[1:])):
+        large, empty = client.submit("large", LARGE), client.submit("large", None)
+        assert (large.result(timeout=60), empty.result(timeout=60)) == (LARGE, None)
+        left_behind = store.put("b" * 64, b"left behind")
+        age(store)
+        clean(gate, store)
+        assert large.result(timeout=60) == LARGE
+
+    if isinstance(store, FolderStore):      # objects of S3 are seconds old
+        with pytest.raises(NotInStore, match="is gone"):
+            store.get(left_behind, 100)
+
+
+def age(store: Any) -> None:
+    """Let everything in a folder be two hours old."""
+    for path in store.folder.rglob("*") if isinstance(store, FolderStore) else ():
+        os.utime(path, (time.time() - 7200,) * 2)
+
+
+def clean(gate: Any, store: Any) -> str:
+    """Run `asyncgate clean-payloads`; return what it prints."""
+    url = store.folder.as_uri() if isinstance(store, FolderStore) else f"s3://{store.bucket}/{store.prefix}"
+    arguments = ["clean-payloads", url, "--older-than-hours", "1", "--url", gate.url]
+    return CliRunner().invoke(main, arguments, env={"ASYNCGATE_API_KEY": gate.token}, catch_exceptions=False).output
+
+
 def test_cleaning_deletes_what_no_task_names_and_keeps_what_is_young(store: Any, tmp_path: Path) -> None:
     payloads = Payloads(store, above_bytes=1000)
-    url = store.folder.as_uri() if isinstance(store, FolderStore) else f"s3://{store.bucket}/{store.prefix}"
     with Gate(port=0) as gate, open_client(gate, payloads) as client:
         named = read_pointer(client.submit("large", LARGE).task().payload_pointer)
         store.put("b" * 64, b"left behind")
-        if isinstance(store, FolderStore):
-            for kept in store.list():
-                os.utime(store.folder / kept.name[:2] / kept.name, (time.time() - 7200,) * 2)
-        arguments = ["clean-payloads", url, "--older-than-hours", "1", "--url", gate.url]
-        ran = CliRunner().invoke(main, arguments, env={"ASYNCGATE_API_KEY": gate.token}, catch_exceptions=False)
+        age(store)
+        told = clean(gate, store)
 
     assert named is not None
     names = {kept.name for kept in store.list()}
     if isinstance(store, FolderStore):
-        assert (ran.output, names) == ("deleted 1, kept 1 that tasks name\n", {named.sha256})
+        assert (told, names) == ("deleted 1, kept 1 that tasks name\n", {named.sha256})
     else:       # whose objects are seconds old
-        assert (ran.output, len(names)) == ("deleted 0, kept 0 that tasks name\n", 2)
+        assert (told, len(names)) == ("deleted 0, kept 0 that tasks name\n", 2)
         assert store.delete("b" * 64, time.time() + 60)
         assert {kept.name for kept in store.list()} == {named.sha256}
 

@@ -325,6 +325,8 @@ describe("a message and an artifact", () => {
 
 describe("a large value", () => {
   const large = { text: "é".repeat(2000) };
+  const odd = [{ type: "result", uri: "s3://reports/1.pdf", sha256: "ab".repeat(32), bytes: 12 },
+    { type: "result", uri: "https://example.com/x", sha256: "abc" }];
   let folder, payloads, rich, serving, reading;
 
   before(async () => {
@@ -333,6 +335,7 @@ describe("a large value", () => {
     rich = gate.client({ payloads });
     reading = gate.worker({ workerId: "reading", declare: false, payloads, log: () => undefined });
     reading.task("large", payload => payload === "small" ? "small" : { ...payload, more: payload.text });
+    reading.task("report", payload => new Done(payload.text, { artifacts: odd }));
     serving = reading.serve();
   });
   after(async () => {
@@ -352,6 +355,12 @@ describe("a large value", () => {
     const { receipts } = await client.listReceipts({ task_id: handle.taskId });
     assert.ok(receipts.some(({ body }) => JSON.stringify(body).includes(artifact.sha256)));
     assert.equal((await readdir(folder)).length, 2);
+  });
+  it("is found behind the worker's own artifacts, and what is not a pointer is passed over", async () => {
+    const handle = await rich.submit("report", large);
+    assert.equal(await handle.result(), large.text);
+    assert.deepEqual((await handle.task()).result.artifacts.slice(0, 2), odd);
+    assert.equal(await payloads.fetchResult({ result: null, artifacts: odd.slice(1) }), null);
   });
   it("stays in the gate if it is small", async () => {
     const handle = await rich.submit("large", "small");
