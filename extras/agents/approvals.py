@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.worker import Answer, Question
 
 REASON = {"type": "object", "properties": {"reason": {"type": "string", "title": "Reason"}}}
@@ -13,7 +12,7 @@ REASON = {"type": "object", "properties": {"reason": {"type": "string", "title":
 
 def ask_for_approval(call_id: str, tool: str, given: Any, to: str | None) -> Question:
     """Return the question whether a tool may be called with something."""
-    shown = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+    shown = given if isinstance(given, str) else encode_finite(given, tool).decode()
     return Question(key=f"approve {call_id}", message=f"May {tool} be called with {shown}?", schema=REASON, to=to)
 
 

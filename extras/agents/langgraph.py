@@ -17,6 +17,7 @@ import msgspec
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
+from asyncgate.clients.finite import to_json_value
 from asyncgate.clients.worker import Answer, Job, Question
 from asyncgate.extras.agents.approvals import REASON, ask_for_approval, describe_refusal
 
@@ -103,7 +104,7 @@ async def run_graph(graph: Any, given: Any, job: Job, *, to: str | None = None) 
 def ask_interrupt(interrupt: Any, to: str | None) -> Question:
     """Return the question of an interrupt; what it asks is a part of its key."""
     value = interrupt.value if isinstance(interrupt.value, dict) else {"message": interrupt.value}
-    text = msgspec.json.encode(interrupt.value, order="sorted")
+    text = msgspec.json.encode(to_json_value(interrupt.value, "interrupt"), order="sorted")
     message = value["message"] if isinstance(value.get("message"), str) else text.decode()
     if requests := list_requests(value):
         message = "; ".join(ask_for_approval("", call["name"], call["args"], to).message for call in requests)

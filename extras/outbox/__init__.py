@@ -17,7 +17,7 @@ import time
 import uuid
 from typing import Any
 
-import msgspec
+from asyncgate.clients.finite import encode_finite
 
 CREATE_TABLE = """CREATE TABLE IF NOT EXISTS asyncgate_outbox (
     id VARCHAR(64) PRIMARY KEY,
@@ -38,7 +38,7 @@ def enqueue(connection: Any, type: str, payload: Any = None, *, key: str | None 
     """Hand over a task within the transaction of this connection; return the idempotency key of the task.
 
     `terms` are further fields of create_task, such as requirements or priority.  A `key` of your own makes the same
-    task also for whoever else uses it; the row then has it as its id.
+    task also for whoever else uses it; the row then has it as its id.  Raises ValueError for what JSON cannot express.
     """
     sql, values = write_row(type, payload, key=key, **terms)
     carry_out(connection, sql, values)
@@ -65,7 +65,7 @@ def write_row(type: str, payload: Any = None, *, key: str | None = None, **terms
         raise ValueError(f"a key has 1 to {LONGEST_KEY} characters, and this one has {len(id)}")
     request = {"type": type, "payload": payload, "idempotency_key": id, **{
         name: value for name, value in terms.items() if value is not None}}
-    return INSERT_ROW, (id, msgspec.json.encode(request).decode(), now)
+    return INSERT_ROW, (id, encode_finite(request).decode(), now)
 
 
 def carry_out(connection: Any, sql: str, values: tuple[Any, ...]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import AsyncHttp
+from asyncgate.extras.agents.approvals import ask_for_approval
 from tests.support import hasty
 from tests.support.filled_gate import Filled
 from tests.support.hasty import TOKEN
@@ -384,3 +385,15 @@ async def test_a_program_of_the_documentation_waits_for_its_approval(
 
     assert "v7" in asked
     assert task["result"]["result"] == "deployed: v7"
+
+
+def test_nobody_is_asked_for_what_json_cannot_express() -> None:
+    """The question would show null in its place."""
+    with pytest.raises(ValueError, match=r"^pay\.euros is nan: JSON has no such number$"):
+        ask_for_approval("1", "pay", {"euros": float("nan")}, "human:boss")
+    pytest.importorskip("langgraph")
+    from langgraph.types import Interrupt
+
+    from asyncgate.extras.agents.langgraph import ask_interrupt
+    with pytest.raises(ValueError, match=r"^interrupt\.euros is inf: JSON has no such number$"):
+        ask_interrupt(Interrupt({"message": "pay?", "euros": float("inf")}, id="1"), None)

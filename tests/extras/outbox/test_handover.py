@@ -165,6 +165,15 @@ def test_no_order_is_lost_or_doubled_while_relay_and_gate_are_killed(shop: Any, 
     assert sorted(task["order"] for task in tasks_of(gate.url)) == [*range(most)]
 
 
+def test_what_json_cannot_express_is_refused_in_the_transaction_by_its_path(shop: Any) -> None:
+    path, db = shop
+    for payload, flaw in (({"x": [1, float("nan")]}, r"payload\.x\[1\] is nan"), (float("-inf"), "payload is -inf")):
+        with pytest.raises(ValueError, match=f"^{flaw}: JSON has no such number$"):
+            outbox.enqueue(db, "t", payload)
+
+    assert rows_of(path) == []
+
+
 def test_other_libraries_get_the_statement_as_they_want_it() -> None:
     class Cursor:
         def __init__(self, heard: list[Any]) -> None:
