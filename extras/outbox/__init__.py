@@ -38,11 +38,12 @@ def enqueue(connection: Any, type: str, payload: Any = None, *, key: str | None 
     """Hand over a task within the transaction of this connection; return the idempotency key of the task.
 
     `terms` are further fields of create_task, such as requirements or priority.  A `key` of your own makes the same
-    task also for whoever else uses it; the row then has it as its id.  Raises ValueError for what JSON cannot express.
+    task also for whoever else uses it; the row then has it as its id.  An `idempotency_key` is that of the task alone.
+    Raises ValueError for what JSON cannot express.
     """
     sql, values = write_row(type, payload, key=key, **terms)
     carry_out(connection, sql, values)
-    return str(values[0])
+    return str(terms.get("idempotency_key") or values[0])
 
 
 async def enqueue_async(connection: Any, type: str, payload: Any = None, *, key: str | None = None,
@@ -51,7 +52,7 @@ async def enqueue_async(connection: Any, type: str, payload: Any = None, *, key:
     sql, values = write_row(type, payload, key=key, **terms)
     statement, given = adapt_statement(connection, sql, values)
     await connection.execute(statement, given)
-    return str(values[0])
+    return str(terms.get("idempotency_key") or values[0])
 
 
 def write_row(type: str, payload: Any = None, *, key: str | None = None, **terms: Any) -> tuple[str, tuple[Any, ...]]:

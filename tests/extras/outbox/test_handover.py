@@ -165,6 +165,20 @@ def test_no_order_is_lost_or_doubled_while_relay_and_gate_are_killed(shop: Any, 
     assert sorted(task["order"] for task in tasks_of(gate.url)) == [*range(most)]
 
 
+def test_enqueue_returns_the_key_that_the_task_has(shop: Any, live: Any) -> None:
+    path, db = shop
+    with db:
+        keys = [outbox.enqueue(db, "t", number, **terms) for number, terms in enumerate((
+            {}, {"key": "a"}, {"idempotency_key": "b"}, {"key": "c", "idempotency_key": "d"}))]
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(str(path))) as table:
+        OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
+        for number, key in enumerate(keys):
+            gate.call("create_task", type="t", payload=number, idempotency_key=key, agent_id="shop")
+
+    assert keys[1:] == ["a", "b", "d"]
+    assert sorted(tasks_of(live.url)) == [0, 1, 2, 3]
+
+
 def test_what_json_cannot_express_is_refused_in_the_transaction_by_its_path(shop: Any) -> None:
     path, db = shop
     for payload, flaw in (({"x": [1, float("nan")]}, r"payload\.x\[1\] is nan"), (float("-inf"), "payload is -inf")):
