@@ -72,7 +72,7 @@ CEILINGS = {
     "extras/ledger": 7_071,
     "extras/limits": 417,
     "extras/oauth": 4_906,
-    "extras/outbox": 560,
+    "extras/outbox": 590,
     "extras/output": 478,
     "extras/payloads": 370,
     "extras/privacy": 2_020,

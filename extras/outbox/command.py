@@ -14,7 +14,7 @@ from asyncgate.clients import http
 from asyncgate.clients.worker.program import start_logging
 from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
-from asyncgate.extras.outbox.relay import OutboxRelay, database_errors, open_outbox
+from asyncgate.extras.outbox.relay import NoOutbox, OutboxRelay, find_errors, open_outbox
 
 
 @click.command()
@@ -29,7 +29,7 @@ def relay(at: Connection, dsn: str, agent: str | None, once: bool) -> None:
     deleted when the gate has its task, and keeps its problem if the gate refuses it for good.
     """
     start_logging(logging.INFO)
-    broken: tuple[type[Exception], ...] = (sqlite3.Error, *database_errors())
+    broken: tuple[type[Exception], ...] = (NoOutbox, sqlite3.Error, *find_errors("Error"))
     try:
         outbox = open_outbox(dsn)
     except broken as wrong:
@@ -45,4 +45,6 @@ def relay(at: Connection, dsn: str, agent: str | None, once: bool) -> None:
             moving.run(once)
         except http.Refusal as refusal:
             raise calling.exit_with(str(refusal), calling.EXIT_WRONG) from None
+        except broken as wrong:
+            raise calling.exit_with(f"the database cannot be used: {wrong}", calling.EXIT_WRONG) from None
     click.echo(f"moved {moving.moved}, parked {moving.parked}")

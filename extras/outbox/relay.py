@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -24,11 +25,18 @@ IDLE_SECONDS = 0.5      # between two looks at an empty table
 log = logging.getLogger("asyncgate.relay")
 
 
+class NoOutbox(Exception):
+    """The database answers, and does not have the table, or does not let this role read it."""
+
+    def __init__(self, problem: Exception) -> None:
+        super().__init__(f"the table asyncgate_outbox cannot be read: {problem}; outbox.create_table makes it")
+
+
 class AnyOutbox(Protocol):
     """The outbox of an application."""
 
     def read(self) -> list[tuple[str, str]]:
-        """Return the next rows that wait: id and request, in the order of their ids."""
+        """Return the next rows that wait: id and request, in the order of their ids.  Raises NoOutbox."""
 
     def finish(self, done: list[str], parked: dict[str, str]) -> None:
         """Delete rows that are handed over, and note why others never will be."""
@@ -46,11 +54,18 @@ class SqliteOutbox:
     """The outbox in a SQLite file."""
 
     def __init__(self, path: str) -> None:
-        self.db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        address = f"{Path(path).absolute().as_uri()}?mode=rw"       # which makes no file of a mistyped name
+        try:
+            self.db = sqlite3.connect(address, timeout=30.0, isolation_level=None, check_same_thread=False, uri=True)
+        except sqlite3.OperationalError as wrong:
+            raise errors.StartupError(f"{path} is not a database of an application: {wrong}") from None
 
     def read(self) -> list[tuple[str, str]]:
         """Return the next rows."""
-        return self.db.execute(READ_ROWS.format("?"), (ROWS_A_CALL,)).fetchall()
+        try:
+            return self.db.execute(READ_ROWS.format("?"), (ROWS_A_CALL,)).fetchall()
+        except sqlite3.OperationalError as wrong:
+            raise NoOutbox(wrong) if wrong.sqlite_errorcode == sqlite3.SQLITE_ERROR else wrong from None
 
     def finish(self, done: list[str], parked: dict[str, str]) -> None:
         """Note what became of rows."""
@@ -85,7 +100,12 @@ class PostgresOutbox:
 
     def read(self) -> list[tuple[str, str]]:
         """Return the next rows."""
-        rows: list[tuple[str, str]] = self._connect().execute(READ_ROWS.format("%s"), (ROWS_A_CALL,)).fetchall()
+        import psycopg
+
+        try:
+            rows: list[tuple[str, str]] = self._connect().execute(READ_ROWS.format("%s"), (ROWS_A_CALL,)).fetchall()
+        except psycopg.ProgrammingError as wrong:
+            raise NoOutbox(wrong) from None
         return rows
 
     def finish(self, done: list[str], parked: dict[str, str]) -> None:
@@ -122,7 +142,8 @@ class OutboxRelay:
     def run(self, once: bool = False) -> None:
         """Move what waits, and go on when there is more; with `once` until nothing waits."""
         failures = 0
-        away: tuple[type[Exception], ...] = (http.Unreachable, sqlite3.OperationalError, *database_errors())
+        away: tuple[type[Exception], ...] = (http.Unreachable, NoOutbox, sqlite3.OperationalError,
+                                             *find_errors("OperationalError", "InterfaceError"))
         while not self.stopping.is_set():
             try:
                 rows = self.table.read()
@@ -132,6 +153,8 @@ class OutboxRelay:
                     return
                 failures = 0
             except away as problem:
+                if once and isinstance(problem, NoOutbox):
+                    raise
                 failures += 1
                 log.warning("%s; trying again", problem)
             except http.Refusal as refusal:
@@ -201,9 +224,9 @@ def split_rows(rows: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
         yield call
 
 
-def database_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of psycopg that may go away, if it is used."""
+def find_errors(*names: str) -> tuple[type[Exception], ...]:
+    """Return errors of psycopg by their names, if it is installed."""
     with contextlib.suppress(ImportError):
         import psycopg
-        return (psycopg.OperationalError, psycopg.InterfaceError)
+        return tuple(getattr(psycopg, name) for name in names)
     return ()

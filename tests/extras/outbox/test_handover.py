@@ -9,6 +9,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from asyncgate.clients.http import Http, Refusal
 from asyncgate.clients.testing import Gate
 from asyncgate.conformance.postgres_server import Cluster
 from asyncgate.extras import outbox
-from asyncgate.extras.outbox.relay import OutboxRelay, open_outbox
+from asyncgate.extras.outbox.relay import NoOutbox, OutboxRelay, open_outbox
 from tests.support.patience import PATIENCE_SECONDS
 
 TOKEN = "a-token-for-tests"
@@ -219,6 +220,53 @@ def test_other_libraries_get_the_statement_as_they_want_it() -> None:
         outbox.enqueue(object(), "t", 1)
     with pytest.raises(ValueError, match="characters"):
         outbox.enqueue(connection, "t", 1, key="x" * 201)
+
+
+@pytest.mark.parametrize(("content", "problem"), [
+    (None, "is not a database of an application: unable to open database file"),
+    (b"no database" * 100, "the database cannot be used: file is not a database"),
+    (b"", "the table asyncgate_outbox cannot be read: no such table: asyncgate_outbox; outbox.create_table makes it")])
+def test_once_a_wrong_database_is_an_error_and_no_file_is_made(
+        tmp_path: Path, content: bytes | None, problem: str) -> None:
+    path = tmp_path / "shop%3f#1.db"
+    if content is not None:
+        path.write_bytes(content)
+
+    told = subprocess.run([sys.executable, "-m", "asyncgate", "relay", "--once", f"sqlite:///{path}"],
+                          capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith("Error: ")
+    assert told.stderr.endswith(f"{problem}\n")
+    assert path.exists() == (content is not None)
+
+
+def test_a_relay_waits_for_a_table_that_is_not_there_yet(
+        tmp_path: Path, live: Any, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "shop.db"
+    path.touch()
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(str(path))) as table:
+        relay = OutboxRelay(table, gate, {"agent_id": "shop"})
+        running = threading.Thread(target=relay.run)
+        running.start()
+        while "no such table" not in caplog.text and running.is_alive():
+            time.sleep(0.05)
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            outbox.create_table(db)
+            outbox.enqueue(db, "t", 1)
+        while not relay.moved and running.is_alive():
+            time.sleep(0.05)
+        relay.stopping.set()
+        running.join()
+
+    assert tasks_of(live.url) == [1]
+
+
+def test_a_postgres_without_the_table_is_an_error_once(cluster: Cluster, live: Any) -> None:
+    asyncio.run(cluster.create_database("shop"))
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(cluster.admin_url("shop"))) as table, \
+            pytest.raises(NoOutbox, match='relation "asyncgate_outbox" does not exist'):
+        OutboxRelay(table, gate, {}).run(once=True)
 
 
 def test_it_works_on_postgres_with_psycopg(cluster: Cluster, live: Any) -> None:
