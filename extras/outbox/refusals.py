@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from asyncgate.parts.model import errors
 
 LONGEST_PROBLEM = 2000
-ITEM = re.compile(r"^tasks\[\d+\]: ")      # which item it was of a call that whoever hands over has not made
+ITEM = re.compile(r"^tasks\[\d+\](?:: |\.)")      # which item it was of a call that whoever hands over has not made
 FINAL_STATUSES = frozenset({400, 403, 404, 409, 413})       # statuses of refusals that no repetition changes
 
 

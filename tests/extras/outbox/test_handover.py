@@ -106,6 +106,21 @@ def test_rows_that_are_too_large_together_become_tasks_and_one_that_is_too_large
     assert (relay.moved, relay.parked) == (60, 2)
 
 
+def test_the_problem_of_a_row_names_no_place_in_a_call_that_its_application_has_not_made(shop: Any, live: Any) -> None:
+    path, db = shop
+    with db:
+        outbox.enqueue(db, "t", 1)
+        outbox.enqueue(db, "t", "a\0b")
+        outbox.enqueue(db, "t", {"deep": ["\0"]})
+        outbox.enqueue(db, "", 1)
+    with Http(live.url, TOKEN) as gate, contextlib.closing(open_outbox(str(path))) as table:
+        OutboxRelay(table, gate, {"agent_id": "shop"}).run(once=True)
+
+    assert sorted((problem or "").removeprefix("invalid_request: ") for _, problem in rows_of(path)) == [
+        "Expected `str` of length >= 1 - at `$.type`", "payload.deep[0]: strings may not contain the NUL character",
+        "payload: strings may not contain the NUL character"]
+
+
 @pytest.mark.parametrize(("token", "agent"), [(TOKEN, ""), ("another", "shop")])
 def test_a_call_that_is_refused_whatever_its_rows_are_ends_the_relay_and_parks_none(
         shop: Any, live: Any, token: str, agent: str) -> None:
