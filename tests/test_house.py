@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 8_170,
     "bench": 2_640,
     "clients": 4_379,
-    "clients/typescript": 2_516,
+    "clients/typescript": 2_525,
     "commands": 8_430,
     "conformance": 27_549,
     "extras/a2a": 1_740,

@@ -28,6 +28,7 @@ export const DEFAULT_URL = "http://127.0.0.1:8080";
 const NOT_DONE = new Set([408, 429, 503]);      // the gate did nothing
 const OUTCOME_UNKNOWN = new Set(["database_unavailable", "unexpected_answer"]);
 const NOT_SENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT", "ConnectionRefused"]);
+const TIMER_MILLISECONDS = 2 ** 31 - 1;     // the longest timer: one that is set for longer ends at once
 const PROMPT_SECONDS = 0.05;     // an answer that comes sooner has not waited
 const LOSSY = [Map, Set, RegExp, Error, Promise, ArrayBuffer];       // JSON.stringify writes {} for them
 const PRIVATE = /^(localhost|127(\.\d+){3}|\[::1\])$/;
@@ -37,12 +38,20 @@ export function readEnvironment(name: string): string | undefined {
   return (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env?.[name] || undefined;
 }
 
+/** Call a function after so many seconds, also if that is longer than a timer lasts; gives what prevents it. */
+export function callAfter(seconds: number, work: () => void): () => void {
+  let timer: ReturnType<typeof setTimeout>;
+  const wait = (left: number): void => { timer = setTimeout(left > TIMER_MILLISECONDS ? () => wait(left - TIMER_MILLISECONDS) : work, Math.min(left, TIMER_MILLISECONDS)); };
+  wait(Math.max(0, seconds) * 1000);
+  return () => clearTimeout(timer);
+}
+
 /** Wait; ends early, without an error, when the signal is aborted. */
 export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
   return new Promise(resolve => {
     if (signal?.aborted) return resolve();
-    const end = (): void => { clearTimeout(timer); signal?.removeEventListener("abort", end); resolve(); };
-    const timer = setTimeout(end, Math.max(0, seconds) * 1000);
+    const end = (): void => { forget(); signal?.removeEventListener("abort", end); resolve(); };
+    const forget = callAfter(seconds, end);
     signal?.addEventListener("abort", end);
   });
 }
@@ -178,8 +187,8 @@ export class Connection {
     if (key) checkKey(key);
     const headers = { ...(request.headers as Record<string, string>), ...(key && { authorization: `Bearer ${key}` }) };
     const stop = new AbortController(), pass = (): void => stop.abort(how.signal?.reason);
-    const timer = how.seconds < Infinity ? setTimeout(() => stop.abort(), how.seconds * 1000) : undefined;
-    const close = (): void => { clearTimeout(timer); how.signal?.removeEventListener("abort", pass); };
+    const forget = how.seconds < Infinity ? callAfter(how.seconds, () => stop.abort()) : undefined;
+    const close = (): void => { forget?.(); how.signal?.removeEventListener("abort", pass); };
     how.signal?.addEventListener("abort", pass);
     try {
       return Object.assign(await this.#fetch(this.url + path, { ...request, headers, redirect: "manual", signal: stop.signal }), { close });

@@ -121,6 +121,13 @@ describe("a worker", () => {
     await writeFile(file, "");
     await assert.rejects(gate.worker({ state: file }).task("a", () => 1).serve(), /cannot be kept in .*`state: null`/);
   });
+  it("that may take for ever to stop finishes its task", async () => {
+    const patient = gate.worker({ drainSeconds: Infinity, patienceSeconds: 2 ** 40, declare: false, log: () => undefined });
+    patient.task("drained", async () => { patient.stop(); await new Promise(resolve => setTimeout(resolve, 300)); return "done"; });
+    const handle = await client.submit("drained", null);
+    await patient.serve();
+    assert.equal(await handle.status(), "succeeded");
+  });
   it("needs a function, and numbers that are ones", async () => {
     await assert.rejects(new Worker({ url: gate.url, state: null }).serve(), /no function/);
     for (const wrong of [{ concurrency: 0 }, { concurrency: 1.5 }, { ttlSeconds: 0.5 }, { ttlSeconds: NaN }, { drainSeconds: -1 }, { outageSeconds: NaN }])
