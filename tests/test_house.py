@@ -55,7 +55,7 @@ CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 8_170,
     "bench": 2_640,
-    "clients": 4_379,
+    "clients": 4_387,
     "clients/typescript": 2_525,
     "commands": 8_430,
     "conformance": 27_549,

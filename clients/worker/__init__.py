@@ -131,6 +131,7 @@ class Worker:
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
         self.unfinished: set[str] = set()                   # leases of functions that did not end in time
         self.running = False
+        self.told_to_stop = False               # in this run, or before it began
         self.tracing: Tracing | None = None     # if there is a provider of spans when it begins
 
     def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (Exception,),
@@ -164,7 +165,11 @@ class Worker:
         await self.serve()
 
     def stop(self) -> None:
-        """Take no more tasks and finish the running ones within `drain_seconds`; a second call stops at once."""
+        """Take no more tasks and finish the running ones within `drain_seconds`; a second call stops at once.
+
+        A worker that does not run ends its next run at once: a thread that runs it may not have come so far.
+        """
+        self.told_to_stop = True
         if self.running:
             with contextlib.suppress(RuntimeError):     # the loop has ended meanwhile
                 self.loop.call_soon_threadsafe(self._stop)
@@ -184,12 +189,16 @@ class Worker:
         self.claimed = False    # whether the gate has ever answered a claim
         self.warned, self.declared = list[str](), set[str | None]()
         self.running, self.tracing = True, find_tracing()
+        try:
+            if not self.told_to_stop:       # `stop` says so before it looks whether this runs: none is lost
+                await self._work()
+        finally:
+            self.running = self.told_to_stop = False
+
+    async def _work(self) -> None:
         async with self.gate:
-            try:
-                await self._unless(self.stopping, self._insist(self._be_named))
-            finally:
-                self.running = bool(self.worker_id)
-            if self.running:
+            await self._unless(self.stopping, self._insist(self._be_named))
+            if self.worker_id:
                 with logs.keep_logs(self.keep_logs):
                     await self._live()
 
@@ -216,7 +225,6 @@ class Worker:
                 await self._unless(self.stopping, self._turn())
             await self._drain()
         finally:
-            self.running = False
             await self._leave()
 
     async def _unless(self, event: asyncio.Event, doing: Awaitable[T]) -> T | None:

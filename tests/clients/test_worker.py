@@ -1287,6 +1287,18 @@ async def test_a_worker_that_is_told_to_stop_ends_what_it_has_and_takes_no_more(
     assert (await gate.call("get_task", task_id=second))["status"] == "queued"
 
 
+async def test_a_worker_that_is_stopped_before_it_runs_ends_that_run_and_works_in_the_next(gate: AsyncHttp) -> None:
+    worker = made(gate)
+    worker.task("t")(lambda payload: payload)
+
+    worker.stop()
+    await asyncio.wait_for(worker.serve(), PATIENCE_SECONDS)
+    assert (await gate.call("list_workers"))["workers"] == []
+
+    async with at_work(worker):
+        assert (await run(gate, payload=7))["result"]["result"] == 7
+
+
 @pytest.mark.parametrize("hurried", [True, False])
 async def test_what_does_not_end_in_time_is_given_back(gate: AsyncHttp, hurried: bool) -> None:
     worker, begun = made(gate, drain_seconds=600 if hurried else 0.1), asyncio.Event()
