@@ -202,8 +202,7 @@ class AgentCall:
         self.face.require_agent(self.agent)
         caller = await self.gate.guard.resolve(self.scope)
         query = http.read_query(self.scope["query_string"])
-        self._check_version(query, (NEW, OLD) if self.is_rpc else (NEW,))
-        method, asked = await (self._read_rpc() if self.is_rpc else self._read_http(query))
+        method, asked = await (self._read_rpc(query) if self.is_rpc else self._read_http(query))
         self._check_version(query, (OLD,) if self.is_old else (NEW,))
         if (op := self.gate.operations.get(method.operation)) is None:
             raise A2AError("PUSH_NOTIFICATION_NOT_SUPPORTED", push.NO_PUSH)
@@ -234,7 +233,7 @@ class AgentCall:
             raise A2AError("VERSION_NOT_SUPPORTED", f"this call is of A2A {' and '.join(spoken)}, not of {named[:20]}",
                            supported=", ".join(spoken))
 
-    async def _read_rpc(self) -> tuple[Method, dict[str, Any]]:
+    async def _read_rpc(self, query: dict[str, str]) -> tuple[Method, dict[str, Any]]:
         if self.scope["method"] != "POST":
             raise errors.MethodNotAllowed("JSON-RPC is called with POST", allow=["POST"])
         request = await self._read_body()
@@ -245,6 +244,7 @@ class AgentCall:
             raise A2AError("INVALID_REQUEST", "the id of a JSON-RPC request must be a text or an integer")
         self.id, self.is_old, self.is_notice = id, name in v03.OLD_NAMES, "id" not in request
         self.is_old_stream = name in ("message/stream", "tasks/resubscribe")    # whose SDK reads nothing but events
+        self._check_version(query, (NEW, OLD))
         if (method := METHODS.get(v03.OLD_NAMES.get(name, name))) is None:
             raise A2AError("METHOD_NOT_FOUND", f"A2A has no method {name[:100]}")
         if (params := request.get("params")) is None:
@@ -254,6 +254,7 @@ class AgentCall:
         return method, v03.read_params(params, is_push="pushNotification" in name) if self.is_old else params
 
     async def _read_http(self, query: dict[str, str]) -> tuple[Method, dict[str, Any]]:
+        self._check_version(query, (NEW,))
         method, places = self._find_method()
         body = await self._read_body(empty={}) if self.scope["method"] == "POST" else {}
         if not isinstance(body, dict):

@@ -20,9 +20,8 @@ pb = pytest.importorskip("a2a.types.a2a_pb2", reason="a2a-sdk is not installed: 
 protobuf = pytest.importorskip("google.protobuf.json_format")
 KIT = "ASYNCGATE_TEST_A2A_TCK"
 KIT_SECONDS = 600
-# Where the kit is older than the specification: it takes the error that a clause demands for a failure, wants another
-# media type than 1.0.1, and another status than today's text.
-OLDER_THAN_THE_TEXT = {"CORE-SEND-003", "HTTP_JSON-SVC-001", "HTTP_JSON-STATUS-001"}
+# What an agent may do and this one does not (3.1.1): it answers with a task always, and never with a message instead.
+NOT_DONE = {"DM-MSG-001"}
 is_requirement = re.compile(r"\b[A-Z][A-Z0-9_]*(?:-[A-Z0-9_]+)*-\d{3}[a-z]?\b")
 # What each message wants is told by the beginning of its id.
 AGENT = """
@@ -42,8 +41,11 @@ def work(payload, job):
     wanted = payload.get("message_id", "")
     if wanted.startswith("tck-reject-task"):
         raise Fail("rejected", code="rejected")
-    if wanted.startswith(("tck-input-required", "tck-auth-required")):
-        return job.ask("auth" if "auth" in wanted else "input", "What now?").content
+    if wanted.startswith("tck-auth-required"):
+        return job.ask("auth", "What now?").content
+    for number in range(10 if wanted.startswith("tck-input-required") else 0):
+        if "history message" not in str(answer := job.ask(f"input {number}", "What now?").content):
+            return answer
     if wanted.startswith("tck-delayed-complete"):
         time.sleep(2)
     if wanted.startswith("tck-stream"):
@@ -111,14 +113,15 @@ def test_each_answer_and_each_event_is_as_the_protocol_defines_it(address: str) 
         check(f"{configs}/c", pb.TaskPushNotificationConfig())
 
 
-def test_the_kit_finds_nothing_but_where_it_is_older_than_the_text(address: str) -> None:
+def test_the_kit_finds_nothing_but_what_an_agent_need_not_do(address: str) -> None:
     if (kit := os.environ.get(KIT)) is None:
         pytest.skip(f"the conformance kit of A2A is in no registry: {KIT} names a checkout of a2aproject/a2a-tck, "
-                    "branch 1.0-dev, whose packages are installed in its .venv or here")
+                    "for A2A 1.0, whose packages are installed in its .venv or here")
     own = Path(kit, ".venv", "bin", "python")
     ran = subprocess.run([own if own.exists() else sys.executable, "run_tck.py", "--sut-host", address, "--transport",
-                          "jsonrpc,http_json"], cwd=kit, capture_output=True, text=True, timeout=KIT_SECONDS)
+                          "jsonrpc,http_json"], cwd=kit, capture_output=True, text=True, timeout=KIT_SECONDS,
+                         env={**os.environ, "COLUMNS": "1000"})     # else pytest cuts the ids off its summary
     failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
 
     assert re.search(r"\b1\d\d passed", ran.stdout), ran.stdout[-4000:] + ran.stderr[-2000:]
-    assert [line for line in failed if not OLDER_THAN_THE_TEXT.intersection(is_requirement.findall(line))] == []
+    assert [line for line in failed if not NOT_DONE.intersection(is_requirement.findall(line))] == []

@@ -175,7 +175,7 @@ async def test_another_version_is_refused(agent: Agent, version: str, spoken: bo
 
     assert [answer.status == 200 and "error" not in answer.json() for answer in answers] == [spoken, spoken]
     if not spoken:
-        assert answers[0].json()["error"]["code"] == -32009
+        assert (answers[0].json()["id"], answers[0].json()["error"]["code"]) == (1, -32009)
         assert answers[1].json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
 
 
