@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
@@ -14,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-z-]+\.new")      # what a writer that was killed leaves in a folder
 
 
 class NotInStore(LookupError):
@@ -61,10 +63,11 @@ class FolderStore:
             raise NotInStore(f"{uri} is gone") from None
 
     def list(self) -> Iterator[KeptValue]:
-        """Yield what is kept."""
+        """Yield what is kept; also what a writer that was killed has left, which nothing names."""
         for path in self.folder.glob("??/*"):
-            if DIGEST.fullmatch(path.name):
-                yield KeptValue(path.name, path.stat().st_mtime)
+            if DIGEST.fullmatch(path.name) or UNFINISHED.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):        # a writer has just finished it
+                    yield KeptValue(path.name, path.stat().st_mtime)
 
     def delete(self, name: str, unless_since: float) -> bool:
         """Delete what is kept under a name, unless it was kept anew since a time."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,24 @@ def test_cleaning_deletes_what_no_task_names_and_keeps_what_is_young(store: Any,
         assert (told, len(names)) == ("deleted 0, kept 0 that tasks name\n", 2)
         assert store.delete("b" * 64, time.time() + 60)
         assert {kept.name for kept in store.list()} == {named.sha256}
+
+
+def test_cleaning_deletes_what_a_writer_that_was_killed_has_left(tmp_path: Path) -> None:
+    store, name = FolderStore(tmp_path), "c" * 64
+    store.put(name, b"{}")
+    ids = uuid.uuid4().hex, uuid.uuid4()        # as Python and TypeScript write them
+    left = [tmp_path / name[:2] / f"{name}.{id}.new" for id in ids]
+    for path in left:
+        path.write_bytes(b"{")
+    stranger = tmp_path / name[:2] / "notes.new"
+    stranger.write_bytes(b"")
+    age(store)
+    young = tmp_path / name[:2] / f"{name}.{uuid.uuid4().hex}.new"
+    young.write_bytes(b"{")
+    with Gate(port=0) as gate:
+        assert clean(gate, store) == "deleted 3, kept 0 that tasks name\n"
+
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {young, stranger}
 
 
 def test_a_store_that_takes_nothing_fails_the_attempt_and_the_next_one_succeeds(tmp_path: Path) -> None:
