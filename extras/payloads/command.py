@@ -11,7 +11,7 @@ from asyncgate.clients import http
 from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.extras.payloads import find_results, open_store, read_pointer
+from asyncgate.extras.payloads import NotInStore, find_results, open_store, read_pointer
 
 
 @click.command("clean-payloads")
@@ -27,12 +27,12 @@ def clean_payloads(at: Connection, store: str, older_than_hours: float, dry_run:
     STORE is file:///FOLDER or s3://BUCKET/PREFIX. The credential must see all tasks of every tenant that uses the
     store: a store belongs to one tenant, or each tenant has a prefix of its own.
     """
+    before = time.time() - 3600.0 * older_than_hours      # first: what is stored while tasks are read stays
     try:
         opened = open_store(store)
-    except (ValueError, ImportError) as wrong:
+        old = {kept.name for kept in opened.list() if kept.changed_at <= before}
+    except (ValueError, ImportError, NotInStore) as wrong:
         raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
-    before = time.time() - 3600.0 * older_than_hours      # first: what is stored while tasks are read stays
-    old = {kept.name for kept in opened.list() if kept.changed_at <= before}
     with calling.connect_to_gate(at) as gate:
         try:
             named = list_named(gate) if old else set()

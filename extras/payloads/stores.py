@@ -63,7 +63,9 @@ class FolderStore:
             raise NotInStore(f"{uri} is gone") from None
 
     def list(self) -> Iterator[KeptValue]:
-        """Yield what is kept; also what a writer that was killed has left, which nothing names."""
+        """Yield what is kept; also what a writer that was killed has left, which nothing names.  Raises NotInStore."""
+        if not self.folder.is_dir():
+            raise NotInStore(f"there is no folder {self.folder}")
         for path in self.folder.glob("??/*"):
             if DIGEST.fullmatch(path.name) or UNFINISHED.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):        # a writer has just finished it
@@ -119,12 +121,15 @@ class S3Store:
             raise NotInStore(f"{uri} is gone") from None
 
     def list(self) -> Iterator[KeptValue]:
-        """Yield what is kept."""
+        """Yield what is kept.  Raises NotInStore if there is no such bucket, or this credential may not list it."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
-        for page in pages:
-            for row in page.get("Contents", ()):
-                if DIGEST.fullmatch(name := row["Key"].removeprefix(self.prefix)):
-                    yield KeptValue(name, row["LastModified"].timestamp())
+        try:
+            for page in pages:
+                for row in page.get("Contents", ()):
+                    if DIGEST.fullmatch(name := row["Key"].removeprefix(self.prefix)):
+                        yield KeptValue(name, row["LastModified"].timestamp())
+        except self.client.exceptions.ClientError as refusal:
+            raise NotInStore(f"s3://{self.bucket}/{self.prefix} cannot be listed: {refusal}") from None
 
     def delete(self, name: str, unless_since: float) -> bool:
         """Delete what is kept under a name, unless it was kept anew since a time."""

@@ -37,6 +37,7 @@ LARGE = {"text": "é" * 2000}
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return an empty store of each kind."""
     if request.param == "folder":
+        (tmp_path / "pay loads").mkdir()
         return open_store((tmp_path / "pay loads").as_uri())
     for name, value in {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), **s3_server.SURROUNDINGS}.items():
         monkeypatch.setenv(name, value)
@@ -222,6 +223,16 @@ def test_cleaning_deletes_what_a_writer_that_was_killed_has_left(tmp_path: Path)
         assert clean(gate, store) == "deleted 3, kept 0 that tasks name\n"
 
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {young, stranger}
+
+
+def test_cleaning_a_store_that_does_not_exist_is_an_error(store: Any, tmp_path: Path) -> None:
+    url, problem = (((tmp_path / "typo").as_uri(), f"there is no folder {tmp_path / 'typo'}")
+                    if isinstance(store, FolderStore) else ("s3://typo/tasks", "s3://typo/tasks/ cannot be listed: "))
+    told = CliRunner().invoke(main, ["clean-payloads", url])
+
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert told.stderr.startswith(f"Error: {problem}")
+    assert not (tmp_path / "typo").exists()
 
 
 def test_a_store_that_takes_nothing_fails_the_attempt_and_the_next_one_succeeds(tmp_path: Path) -> None:
