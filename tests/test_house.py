@@ -56,7 +56,7 @@ CEILINGS = {
     "backends": 8_170,
     "bench": 2_640,
     "clients": 4_387,
-    "clients/typescript": 2_525,
+    "clients/typescript": 2_540,
     "commands": 8_430,
     "conformance": 27_549,
     "extras/a2a": 1_740,
