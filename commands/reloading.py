@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 
+from asyncgate.clients.worker.children import adopt_orphans
 from asyncgate.commands.profiles import Connection
 
 GLANCE_SECONDS = 0.25
@@ -45,6 +47,7 @@ class Reloaded:
 
     def run(self) -> None:
         """Run until SIGTERM or Ctrl-C; a program that ends by itself is started again with the next change."""
+        self.adopts = adopt_orphans()       # so that what a shell leaves running is known, and no zombie stays
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, self._stop)
         while not self.stopped:
@@ -71,14 +74,33 @@ class Reloaded:
             raise click.ClickException(f"cannot start {self.command[0]}: {error.strerror}") from None
 
     def _end(self, program: subprocess.Popen[bytes]) -> None:
-        """Tell the program to stop; what it has not ended then, its next start resumes."""
-        if program.poll() is None:
-            program.terminate()
-        try:
+        """Tell the program to stop, then what it leaves running; what has not ended in time, its next start resumes."""
+        until = time.monotonic() + self.drain_seconds
+        program.terminate()         # alone: it may pass that on, and a worker that is told twice gives its tasks back
+        with contextlib.suppress(subprocess.TimeoutExpired):
             program.wait(self.drain_seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            self._signal(program.pid, signal.SIGTERM)
+            while self._runs(program.pid) and time.monotonic() < until:
+                time.sleep(GLANCE_SECONDS)
+        self._signal(program.pid, signal.SIGKILL)
+        program.wait()
+        while self._runs(program.pid):
+            time.sleep(GLANCE_SECONDS)
+
+    def _signal(self, group: int, sign: signal.Signals) -> None:
+        if self._runs(group):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, sign)
+
+    def _runs(self, group: int) -> bool:
+        """Whether anything of a process group runs; an id that is another group's by now is none of ours."""
+        try:
+            while self.adopts and os.waitpid(-group, os.WNOHANG)[0]:
+                pass
+            os.killpg(group, 0)
+        except (ChildProcessError, ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 def run_reloaded(command: Sequence[str], folder: str, at: Connection, drain_seconds: float) -> None:

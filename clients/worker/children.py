@@ -110,10 +110,9 @@ class Children:
         self.adopts, self.guardian = False, Guardian()
 
     def adopt(self) -> None:
-        """Become the parent of orphaned descendants, in place of the init process, and start the guardian."""
+        """Adopt orphans, and start the guardian."""
         self.guardian.start()
-        if sys.platform.startswith("linux"):
-            self.adopts = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
+        self.adopts = adopt_orphans()
 
     def sweep(self, lease_id: str) -> None:
         """Kill the processes that an ended program left running, even in a session of their own."""
@@ -132,6 +131,11 @@ class Children:
                         os.waitpid(pid, 0)
             if not left:
                 return
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of orphaned descendants, in place of the init process; tell whether the system can do that."""
+    return sys.platform.startswith("linux") and not ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def find_parents() -> dict[int, int]:

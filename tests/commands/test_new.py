@@ -94,6 +94,39 @@ def test_a_program_that_ends_is_started_again_by_a_change(tmp_path: Path) -> Non
             process.kill()
 
 
+STUBBORN = """
+import signal, sys, time
+
+def end(*_):
+    time.sleep(0.5)
+    print("VERSION has ended", flush=True)
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+print("VERSION works", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("script", ['"$0" worker.py; true', '"$0" worker.py &'], ids=["in a shell", "left by a shell"])
+def test_the_old_worker_has_ended_before_the_new_one_begins(script: str, tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(STUBBORN.replace("VERSION", "the old one"))
+    command = [sys.executable, "-m", "asyncgate", "worker", "--watch", "--", "sh", "-c", script, sys.executable]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "the old one works\n"
+            worker.write_text(STUBBORN.replace("VERSION", "the new one"))
+            assert process.stdout.readline() == "the old one has ended\n"
+            assert process.stdout.readline() == "the new one works\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate()[0] == "the new one has ended\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
 def test_only_code_counts(tmp_path: Path) -> None:
     for name in ("a.py", "b.log", ".git/c.py", "node_modules/d.js", "sub/e.ts", "gate.db"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
