@@ -487,3 +487,10 @@ async def test_a_task_that_a_batch_leases_without_a_claim_comes_with_what_counts
 
     full = Full("openai", tasks[offer.task_id], "concurrency_per_key", 1)
     assert kept == {task_id: full if key == full.key else None for task_id, key in tasks.items()}
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_name_that_no_path_can_hold_is_refused(gate: harness.Gate, name: str) -> None:
+    with harness.refused("invalid_request"):
+        await gate.as_admin().set_limit(name=name, concurrency_total=1)
+    assert (await gate.as_admin().list_limits()).limits == []

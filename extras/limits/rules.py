@@ -17,6 +17,7 @@ from asyncgate.parts.metrics.numbers import Names
 from asyncgate.parts.model import errors, queries, stored_limits, wire
 from asyncgate.parts.model.clock import instant
 from asyncgate.parts.model.limiting import MOST_CONCURRENT, Rules, decode_rules, read_pattern
+from asyncgate.parts.model.naming import require_addressable
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.process.kit import Bounded
 
@@ -94,6 +95,7 @@ async def set_limit(engine: Engine, caller: Caller, ask: wire_limits.SetLimit) -
     The same again replaces what was set, from the next claim on; leases that are too many go on.  With nothing but
     stopped_until a limit that there is keeps what was set.
     """
+    require_addressable(ask.name)
     tenant_id, name, stop = await target_tenant(engine, caller, ask.tenant), ask.name, instant(ask.stopped_until)
     asked = Rules(ask.concurrency_total, ask.concurrency_per_key, ask.rate, ask.overrides or {})
     text, by = msgspec.json.encode(asked), caller.principal

@@ -28,6 +28,7 @@ from asyncgate.extras.types.schemas import (
 from asyncgate.parts.model import errors, queries, stored_types, wire
 from asyncgate.parts.model.caller import forbid_type
 from asyncgate.parts.model.content import sha256
+from asyncgate.parts.model.naming import require_addressable
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.views import decode_terms, to_raw, to_utc
 from asyncgate.parts.process.kit import Bounded
@@ -228,6 +229,7 @@ async def declare_type(engine: Engine, caller: Caller, ask: wire_types.DeclareTy
 async def keep_declaration(engine: Engine, caller: Caller, type: str, description: str | None, payload_schema: Raw,
                            result_schema: Raw) -> stored_types.DeclaredType:
     """Store what is declared of a type, if it is new."""
+    require_addressable(type)
     require_type(caller, type)
     schemas = {name: bytes(text).decode() for name, text in (
         ("payload_schema", payload_schema), ("result_schema", result_schema)) if bytes(text) not in (b"", NULL)}

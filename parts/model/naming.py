@@ -104,3 +104,9 @@ def list_completions(ask: wire.CompleteTasks) -> Iterator[wire.Complete]:
         if not isinstance(item, Unreadable):
             lower_ids(item)     # before they are loaded
         yield item
+
+
+def require_addressable(name: str) -> None:
+    """Refuse a name that no path can hold: clients take . and .. for steps between paths (RFC 3986 5.2.4)."""
+    if name in (".", ".."):
+        raise errors.InvalidRequest(f"{name} cannot be a name: it is a step in the paths of REST; use another one")

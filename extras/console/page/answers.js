@@ -56,7 +56,7 @@ function showQuestion(page, row, act, reads) {
   return h("li", {key: row.request_receipt_id},
     h("p", {class: "case-head"}, h("strong", null, say(message))),
     h("p", {class: "quiet"}, who(by), " asks ", who(to), ", ", when(at, page.now()),
-      until && [", until ", when(until, page.now())], reads(id) && [" · ", taskLink(id)], " · ", say(key)),
+      until && [", expires ", when(until, page.now())], reads(id) && [" · ", taskLink(id)], " · ", say(key)),
     h("div", {class: "actions"}, answerButtons(row, act)));
 }
 

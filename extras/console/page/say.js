@@ -24,3 +24,13 @@ export const plain = (code) => String(code).replaceAll("_", " ");
 export function sayHold(code) {
   return HOLDS[code] ?? plain(code);
 }
+
+/** Whether somebody may release a hold: others end with an answer, or with another task. */
+export function isReleasable(held) {
+  return Boolean(held) && held !== "input_required" && held !== "key_taken";
+}
+
+/** Whether a lease ended because its worker gave the task back; else it was lost. */
+export function isGivenBack({receipt_type: type, body}) {
+  return type === "lease.expired" && ["released", "parked", "input_required"].includes(body?.reason);
+}

@@ -50,11 +50,11 @@ def test_a_limit_is_set_held_stopped_let_go_on_and_removed(
     assert {link.get_attribute("title") for link in links} == holders
     press(console, "Stop")
     answer(console, "Stop", Until="30m")
-    console.page.get_by_text("Nothing of it is leased until").wait_for()
+    console.page.get_by_text("Nothing of it is leased.").wait_for()
     stopped = gate_to_change.call("get_limit", name="openai")
     assert console.axe() == []
     press(console, "Let it go on")
-    console.page.get_by_text("Nothing of it is leased until").wait_for(state="detached")
+    console.page.get_by_text("Nothing of it is leased.").wait_for(state="detached")
     goes_on = gate_to_change.call("get_limit", name="openai")
     press(console, "Remove")
     answer(console, "Remove")
@@ -111,6 +111,25 @@ def test_a_parent_that_waits_for_its_children_says_how_many_are_open(
 
     assert "2 open" in evidence.inner_text()
     assert console.axe() == []
+    assert console.faults() == []
+
+
+def test_what_waits_for_its_time_or_an_answer_needs_no_look_and_is_not_offered_for_release(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    for name in ("parked", "asking"):
+        gate_to_change.call("create_task", type=name, payload=None, agent_id="ada", task_summary=f"the {name} one")
+    gate_to_change.call("release_lease", **lease(gate_to_change, "parked"), after_seconds=3600)
+    gate_to_change.call("request_input", **lease(gate_to_change, "asking"), key="may", message="May I?")
+
+    console.visit("inbox")
+    console.page.get_by_text("May I?").first.wait_for()
+    look = console.text()
+    console.visit("tasks?q=type%3Aasking")
+    console.page.locator("tr[data-row]", has_text="the asking one").wait_for()
+    offered = console.page.get_by_role("button", name="Release the asking one").count()
+
+    assert "w1 lost its lease" not in look
+    assert offered == 0
     assert console.faults() == []
 
 

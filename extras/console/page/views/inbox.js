@@ -11,7 +11,7 @@ import {link} from "../route.js";
 import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayLength, secondsSince, when} from "../time.js";
-import {sayNumber} from "../say.js";
+import {isReleasable, sayNumber} from "../say.js";
 import {look} from "./inbox_look.js";
 
 const PAGE = 200;
@@ -484,7 +484,7 @@ function taskDeeds(page, id, name) {
   const ask = (which) => import("../task_questions.js").then((asks) => asks[which]({id, name}, run), fail);
   const release = () => page.act("release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
-    held && !["input_required", "key_taken"].includes(held) && button("Release", "release_hold", release),
+    isReleasable(held) && button("Release", "release_hold", release),
     status === "succeeded" && button("Say where it is", "attach_artifacts", () => ask("askToAttach")),
     LIVE.includes(status) && button("Cancel", "cancel_task", () => ask("askToCancel"), true)];
 }

@@ -10,7 +10,7 @@ import {badge, endOf, say, section, taskLink, tile, who} from "../parts.js";
 import {resumeButton} from "../pausing.js";
 import {link} from "../route.js";
 import {when} from "../time.js";
-import {sayHold} from "../say.js";
+import {isGivenBack, sayHold} from "../say.js";
 
 const DAY_MS = 86400000;
 const PAGES_AT_ONCE = 5;
@@ -62,7 +62,7 @@ async function readNew(page, local, type, whose) {
     const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", {...ask, ...whose});
     for (const receipt of receipts) {
       if (type === ACKNOWLEDGED) seen.add(receipt.body?.receipt_id ?? receipt.parents[0]);
-      else local.byId.set(receipt.receipt_id, receipt);
+      else if (!isGivenBack(receipt)) local.byId.set(receipt.receipt_id, receipt);
     }
     local.ends[type] = cursor ?? local.ends[type];
     if (!next) return;

@@ -84,8 +84,9 @@ function showLimit(limit, page) {
       page.may("remove_limit") && h("button", {class: "danger", onclick: () => remove(page, limit)}, "Remove …"),
       copyMenu("get_limit", {name: limit.name}))),
     h("p", null, h("a", {href: link(["limits"])}, "Limits")),
-    stopped && h("p", {class: "warning banner"}, h("strong", null, "Nothing of it is leased until "),
-      when(stopped, page.now()), limit.stopped_by && [", because of ", taskLink(limit.stopped_by, "a task")], "."),
+    stopped && h("p", {class: "warning banner"}, h("strong", null, "Nothing of it is leased."),
+      " It goes on ", when(stopped, page.now()),
+      limit.stopped_by && [", stopped by ", taskLink(limit.stopped_by, "a task")]),
     h("div", {class: "meters"}, meter("In use", limit.in_use, limit.concurrency_total ?? -1)),
     section("What it allows", {}, facts([
       ...RULES.slice(0, 3).map((name) => [sayRule(name), sayAllowed(name, limit[name]) ?? "any"]),

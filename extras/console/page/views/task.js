@@ -10,7 +10,7 @@ import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
 import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, when} from "../time.js";
-import {sayHold} from "../say.js";
+import {isReleasable, sayHold} from "../say.js";
 import {sayBytes} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
 import {showEvidence} from "./task_evidence.js";
@@ -203,12 +203,10 @@ function showHead(data, page) {
       copyMenu("get_task", {task_id: task.task_id})));
 }
 
-/** Holds that nobody releases: they end with an answer, or with another task. */
-const UNRELEASED = ["input_required", "key_taken"];
 /** What can be done with a task in this state by this credential: names of operations, and how to do them. */
 const ACTIONS = {
   release_hold: {title: "Release", first: true, run: release,
-    fits: (task) => task.held !== null && !UNRELEASED.includes(task.held) && !isEnded(task)},
+    fits: (task) => isReleasable(task.held) && !isEnded(task)},
   attach_artifacts: {title: "Attach artifacts …", first: true, fits: isOwed, run: attach},
   rerun_task: {title: "Run again …", fits: isEnded, run: runAgain},
   cancel_task: {title: "Cancel …", danger: true, fits: (task) => !isEnded(task), run: cancel},

@@ -24,7 +24,7 @@ function showOne(question, {task_id: id}, page) {
     h("p", {class: "case-head"}, badge(sayAnswer(state), TONES[state]), h("strong", null, say(question.message))),
     h("p", {class: "quiet"}, who(question.asked_by), " asked ", who(question.to), ", ",
       when(question.asked_at, page.now()),
-      isOpen && question.expires_at && [", until ", when(question.expires_at, page.now())], " · ", say(question.key)),
+      isOpen && question.expires_at && [", expires ", when(question.expires_at, page.now())], " · ", say(question.key)),
     at && h("p", {class: "quiet"}, by ? ["answered by ", who(by), ", "] : "ended ", when(at, page.now())),
     content !== null && h("details", {open: true}, h("summary", null, "Answer"), jsonTree(content)),
     h("div", {class: "actions"},

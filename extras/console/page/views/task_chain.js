@@ -7,6 +7,7 @@ import {writeJson} from "../exact.js";
 import {endOf, say} from "../parts.js";
 import {showFacts} from "../receipt.js";
 import {link} from "../route.js";
+import {isGivenBack} from "../say.js";
 import {copy, copyMenu} from "../share.js";
 import {sayWhen, when} from "../time.js";
 import {ACROSS, makeGraph, OUTLINE, placeGraph} from "./task_layout.js";
@@ -110,7 +111,9 @@ function showStub(node, {strangers}, at) {
     h("strong", null, other.receipt_type), h("span", null, "of task ", endOf(other.task_id)));
 }
 
-function toneOf({receipt_type: type}) {
+function toneOf(receipt) {
+  const type = receipt.receipt_type;
+  if (isGivenBack(receipt)) return "";
   if (type === "task.failed" || type === "task.canceled") return "bad";
   if (type === "lease.expired" || type === "system.anomaly" || type === "task.escalated") return "warn";
   return type === "task.completed" || type === "task.result_ready" ? "well" : "";

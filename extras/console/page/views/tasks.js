@@ -13,7 +13,7 @@ import {asCommand, copyMenu, FIRST_TASK, menu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
-import {sayNumber} from "../say.js";
+import {isReleasable, sayNumber} from "../say.js";
 
 const PAGE = 200;
 const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
@@ -252,7 +252,7 @@ async function askForTask(page, type) {
 const DEEDS = {
   cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true,
     says: CANCEL_SAYS},
-  release_hold: {title: "Release", fits: (task) => task.held, says: "It is offered to workers again."},
+  release_hold: {title: "Release", fits: (task) => isReleasable(task.held), says: "It is offered to workers again."},
   rerun_task: {title: "Run again", fits: (task) => ENDED.includes(task.status), says: "It is run again as a new task."},
 };
 
