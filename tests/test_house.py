@@ -55,7 +55,7 @@ CEILINGS = {
     "asyncgate.py": 2_400,
     "backends": 8_170,
     "bench": 2_640,
-    "clients": 4_391,
+    "clients": 4_394,
     "clients/typescript": 2_540,
     "commands": 8_452,
     "conformance": 27_556,

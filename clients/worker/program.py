@@ -161,6 +161,7 @@ class Run:
         self.job, self.keeps_log, self.pid = job, keeps_log, 0
         self.files: list[Any] = []      # our ends of the pipes
         self.out, self.tail, self.artifacts, self.parked = bytearray(), bytearray(), None, None
+        self.complaints = LineSplitter(self._log)
 
     artifacts: Any
     parked: Park | None     # as its last line of progress with `park` says
@@ -231,8 +232,11 @@ class Run:
         sys.stderr.buffer.write(part)
         sys.stderr.buffer.flush()
         self.tail = (self.tail + part)[-TAIL_BYTES:]
-        if self.keeps_log and (text := part.decode(errors="replace").rstrip("\n")):
-            self.job.log(text)
+        if self.keeps_log:
+            self.complaints(part)
+
+    def _log(self, line: bytes) -> None:
+        self.job.log(line.decode(errors="replace"))
 
     def _progress(self, line: bytes) -> None:
         progress = read_json_or_text(line, "progress")
@@ -270,8 +274,8 @@ class LineSplitter:
         """Take a part; an empty part marks the end."""
         *lines, self.rest = (self.rest + part).split(b"\n")
         if not part or len(self.rest) > LINE_BYTES:
-            lines, self.rest = [*lines, self.rest], b""
-        for line in filter(None, lines):
+            lines, self.rest = [*lines, *filter(None, [self.rest])], b""
+        for line in lines:
             self.heard(line)
 
 
@@ -296,12 +300,11 @@ def read_json_or_text(text: bytes, name: str) -> Any:
 
 
 def read_pipe(file: BinaryIO, heard: Callable[[bytes], None]) -> None:
-    """Read a pipe to its end; runs in its own thread."""
+    """Read a pipe to its end, which is an empty part; runs in its own thread."""
     with file, contextlib.suppress(Lost):       # a lost lease is reported elsewhere
         while part := file.read(2**16):
             heard(part)
-        if isinstance(heard, LineSplitter):
-            heard(b"")
+        heard(b"")
 
 
 def feed_pipe(file: BinaryIO, text: bytes) -> None:

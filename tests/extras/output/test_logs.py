@@ -106,6 +106,18 @@ async def test_what_a_program_writes_to_standard_error_is_kept(live: Any) -> Non
     assert [(entry["stream"], entry["chunk"]) for entry in entries if "chunk" in entry] == [("log", "beware\n")]
 
 
+async def test_what_a_program_writes_in_parts_is_kept_by_lines(live: Any) -> None:
+    """As a bar of progress comes, or a letter that a full buffer cuts."""
+    worker = Worker(live.url, "w", token=TOKEN, state=None, declare=False, keep_logs=logging.INFO)
+    parts = ("loading ", "done\n", "gr\\303", "\\274n\n\nlast")
+    script = "; sleep 0.2; ".join(f"printf '{part}' >&2" for part in parts)
+    worker.task("program")(Program(["sh", "-c", script], worker))
+
+    entries, _ = await run(live, worker, "program")
+
+    assert "".join(entry["chunk"] for entry in entries if "chunk" in entry) == "loading done\ngr\u00fcn\n\nlast\n"
+
+
 async def test_a_worker_that_is_not_told_to_keep_logs_appends_nothing(live: Any, worker: Worker) -> None:
     worker.keep_logs = None
 
