@@ -112,6 +112,7 @@ def test_it_works_against_a_real_gate(package: Any, tmp_path: Path) -> None:
     ("usage.ts", "nodenext", "nodenext", ("--lib", "es2022", "--types", "node,react")),
     ("usage.ts", "esnext", "bundler", ("--lib", "es2022,dom", "--types", "react")),
     ("required.ts", "commonjs", "node10", ("--lib", "es2022", "--types", "node")),
+    ("required.ts", "commonjs", "node10", ("--target", "es2018", "--lib", "es2018,dom", "--types", "node")),
     ("usage_ai.ts", "nodenext", "nodenext", ("--lib", "es2022,dom", "--skipLibCheck"))])
 def test_its_types_hold_for_a_strict_compiler(package: Any, tools_cache: Path, name: str, module: str,
                                               resolution: str, more: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@ import { REFUSALS, type OperationName, type RefusalCode, type TaskRecord } from 
 
 /** What all errors of this package are; `code` is stable. */
 export class AsyncGateError extends Error {
-  constructor(readonly code: string, message: string, options?: ErrorOptions) {
+  constructor(readonly code: string, message: string, options?: { cause?: unknown }) {
     super(message, options);
     this.name = new.target.name;
   }
