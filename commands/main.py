@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from errno import EPIPE
 from typing import Any
@@ -18,6 +19,11 @@ from asyncgate.parts.process.options import add_settings_options
 
 class Commands(click.Group):
     """All commands; only `serve` is imported at once, so that it starts fast."""
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run the program."""
+        replace_closed_streams()
+        return super().main(*args, **more)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the names of all commands."""
@@ -57,6 +63,13 @@ class Commands(click.Group):
     def _clients(self) -> click.Group:
         from asyncgate.commands.cli import commands
         return commands
+
+
+def replace_closed_streams() -> None:
+    """Let a standard stream that is closed (`>&-`) lead nowhere; so no file of the program gets its number, either."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

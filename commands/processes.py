@@ -183,7 +183,7 @@ class Parent:
                 place.listen_for_messages(folder)
             release_children()
             loop = asyncio.get_running_loop()
-            ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin and sys.stdin.isatty() else []))
+            ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin.isatty() else []))
             loop.add_signal_handler(signal.SIGHUP, self._restart)
             for sign in ends:       # the end of a terminal is not an order to begin anew
                 loop.add_signal_handler(sign, self._stop)

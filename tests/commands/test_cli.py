@@ -102,6 +102,18 @@ def leased(run: Run, kind: str) -> tuple[str, str]:
     return offer["task_id"], offer["lease_id"]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["docs", "list-tasks", "no-such-command"])
+def test_a_standard_stream_that_is_closed_leads_nowhere(command: str, closed: str) -> None:
+    program, environment = f'"$0" -m asyncgate {command}', clean(ASYNCGATE_URL="http://127.0.0.1:1")
+    whole, cut = (subprocess.run(["sh", "-c", f"{program} {streams}", sys.executable], env=environment, text=True,
+                                 stdin=subprocess.DEVNULL, capture_output=True) for streams in ("", closed))
+
+    assert cut.returncode == whole.returncode
+    assert cut.stdout == ("" if ">&-" in closed.split() else whole.stdout)
+    assert cut.stderr == ("" if "2>&-" in closed else whole.stderr)
+
+
 @each("name", OPERATIONS)
 def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str) -> None:
     op = OPERATIONS[name]
