@@ -330,11 +330,15 @@ def print_reply(op: Operation, reply: dict[str, Any]) -> None:
     print_hints(op, reply)
 
 
+SHOWN_OTHERWISE = ("next_cursor", "cursor", "total", "at_least", "as_of", "task_id")   # or asked for
 GROWING = ("get_task_history", "list_audit")      # lists to which time adds at the end, so that one can go on there
 
 
 def print_hints(op: Operation, reply: dict[str, Any]) -> None:
-    """Print on stderr how many there are, and the option for the next page, or for what comes or changes later."""
+    """Print on stderr what else a reply says, and the option for the next page, or for what comes or changes later."""
+    for name, value in reply.items():
+        if isinstance(value, str | int | float) and name not in SHOWN_OTHERWISE:
+            click.echo(f"{name}: {terminal.format_cell(value, shows_false=True)}", err=True)
     if (total := reply.get("total")) is not None:
         click.echo(f"{'at least ' * reply['at_least']}{total} in all", err=True)
     if more := reply.get("next_cursor"):

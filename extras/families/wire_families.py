@@ -30,7 +30,6 @@ class WaitTasks(wire.AsEither, kw_only=True):
 class Waited(Struct):
     """How many of the tasks are open, and how the others ended; of a family up to 100 ends, the last ones."""
 
-    columns = "task_id status"
     done: bool
     open: int
     ended: list[wire.ChildEnd]

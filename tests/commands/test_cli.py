@@ -316,6 +316,16 @@ def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str)
         "EVENT_TYPE", "task.accepted"]
 
 
+def test_what_a_reply_says_beside_its_list_is_printed(run: Run, kind: str) -> None:
+    task_ids = [created(run, kind) for _ in range(2)]
+
+    types = run("list-types", "--type", kind)
+    waited = run("wait-tasks", *[word for task_id in task_ids for word in ("--ids", task_id)])
+
+    assert "on_mismatch: refuse" in types.stderr.splitlines()
+    assert [line.split() for line in waited.stdout.splitlines()] == [["done", "false"], ["open", "2"], ["ended", "[]"]]
+
+
 def test_capabilities_are_named_with_commas_or_by_repeating_the_option(run: Run, kind: str) -> None:
     task_id = created(run, kind, "--requirements", '{"capabilities": ["ocr", "gpu"]}')
 
