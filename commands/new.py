@@ -65,14 +65,23 @@ const gate = new Gate({ agentId: "ada" });
 const handle = await gate.submit("words.count", "to be or not to be", { key: "hamlet-1" });
 console.log(await handle.result());
 '''
-PACKAGE_JSON = '{ "private": true, "type": "module", "dependencies": { "asyncgate": "^%s" } }\n'
+PACKAGE_JSON = '{ "private": true, "type": "module" }\n'
 # The files of each language, and how its programs are run.
 TEMPLATES = {
     "python": ({"worker.py": WORKER_PY, "agent.py": AGENT_PY}, "python3 worker.py", "python3 agent.py"),
-    "typescript": ({"worker.mjs": WORKER_JS, "agent.mjs": AGENT_JS}, "node worker.mjs", "node agent.mjs"),
+    "typescript": ({"worker.mjs": WORKER_JS, "agent.mjs": AGENT_JS, "package.json": PACKAGE_JSON},
+                   "node worker.mjs", "node agent.mjs"),
 }
+PACKING = """\
+The npm package is not published yet.
+Make it once, in a checkout of AsyncGate, which is CHECKOUT below:
+
+  python3 -m asyncgate.commands.declare
+  (cd clients/typescript && npm install && npm pack)
+
+"""
 NEXT = """\
-{folder} has a worker and an agent.  Next, in three terminals:
+{folder} has a worker and an agent.  {packing}Next, in three terminals:
 
   asyncgate dev
   cd {place} && {first}asyncgate worker --watch -- {worker}
@@ -86,12 +95,12 @@ def make_files(name: str, language: str, version: str) -> str:
     """Write the files into a folder; return what to do next.  Replaces no file."""
     folder = Path(name)
     files, worker, agent = TEMPLATES[language]
-    if language == "typescript":
-        files = {**files, "package.json": PACKAGE_JSON % version}
     if there := [file for file in files if (folder / file).exists()]:
         raise click.ClickException(f"{folder} has {', '.join(there)} already: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    first = "npm install && " if language == "typescript" else ""
-    return NEXT.format(folder=folder, place=shlex.quote(str(folder)), worker=worker, agent=agent, first=first)
+    packed = language == "typescript"
+    first = f"npm install CHECKOUT/clients/typescript/asyncgate-{version}.tgz && " * packed
+    return NEXT.format(folder=folder, place=shlex.quote(str(folder)), worker=worker, agent=agent, first=first,
+                       packing=PACKING * packed)

@@ -231,8 +231,9 @@ def test_a_large_payload_of_python_is_read_in_typescript_and_its_result_in_pytho
 
 def test_the_first_worker_in_javascript_does_what_its_agent_wants(package: Any, live: Any, tmp_path: Path) -> None:
     folder = tmp_path / "first"
-    assert CliRunner().invoke(main, ["new", str(folder), "--language", "typescript"]).exit_code == 0
-    (folder / "node_modules").symlink_to(package.folder / "node_modules")
+    told = CliRunner().invoke(main, ["new", str(folder), "--language", "typescript"])
+    assert f"&& npm install CHECKOUT/clients/typescript/{package.tarball.name} && asyncgate worker" in told.output
+    package.run("npm", "install", "--offline", "--no-audit", "--no-fund", str(package.tarball), cwd=folder)
     worker = folder / "worker.mjs"
     worker.write_text(worker.read_text().replace("pause(1000", "pause(50"))
     environment = {**package.environment, "ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": "a-token-for-tests",
