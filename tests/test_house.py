@@ -57,7 +57,7 @@ CEILINGS = {
     "bench": 2_640,
     "clients": 4_394,
     "clients/typescript": 2_540,
-    "commands": 8_480,
+    "commands": 8_478,
     "conformance": 27_556,
     "extras/a2a": 1_741,
     "extras/a2a_worker": 745,
