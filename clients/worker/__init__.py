@@ -230,11 +230,11 @@ class Worker:
     async def _unless(self, event: asyncio.Event, doing: Awaitable[T]) -> T | None:
         """Await something until it ends or the event is set; return None if the event came first."""
         work, alarm = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
+        work.add_done_callback(take_error)      # if this call is canceled, nobody asks how the work ended
         try:
             await asyncio.wait([work, alarm], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not work.done():
-                work.cancel()
+            work.cancel()       # no effect if it is done
             alarm.cancel()
             await asyncio.wait([work, alarm])
         return None if work.cancelled() else work.result()
@@ -567,7 +567,7 @@ class Worker:
 
 
 def take_error(work: asyncio.Future[Any]) -> None:
-    """Take the error of a function, because asyncio logs one that nobody wants: that of a lost lease, for example."""
+    """Take the error of work, because asyncio logs one that nobody wants: that of a lost lease, for example."""
     if not work.cancelled():
         work.exception()
 

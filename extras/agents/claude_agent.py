@@ -22,7 +22,7 @@ import msgspec
 from claude_agent_sdk import ClaudeAgentOptions, HookMatcher, ResultMessage, query
 
 from asyncgate.clients.http import Refusal
-from asyncgate.clients.worker import Answer, Job, Lost, Question
+from asyncgate.clients.worker import Answer, Job, Lost, Question, take_error
 from asyncgate.clients.worker.children import CREDENTIALS, Guardian, kill_runs
 from asyncgate.extras.agents.approvals import ask_for_approval, describe_refusal
 
@@ -82,6 +82,7 @@ class AgentRun:
         self.options.resume = self.session or None
         await asyncio.to_thread(self._guard)
         reading = asyncio.ensure_future(self._read(prompt))
+        reading.add_done_callback(take_error)
         try:
             futures: list[asyncio.Future[Any]] = [reading, self.waits]
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -149,9 +150,12 @@ class AgentRun:
         """Ask under the lease; if nobody has answered for so long, let the session end."""
         asking: asyncio.Future[Answer] = asyncio.ensure_future(self.job.ask(
             question.key, question.message, schema=question.schema, to=self.to, keep_lease=True))
-        done, _ = await asyncio.wait([asking], timeout=self.keep_lease)
+        asking.add_done_callback(take_error)
+        try:
+            done, _ = await asyncio.wait([asking], timeout=self.keep_lease)
+        finally:
+            asking.cancel()     # no effect if it has ended
         if not done:
-            asking.cancel()
             if not self.waits.done():
                 self.question = question
                 self.waits.set_result(None)

@@ -169,12 +169,12 @@ async def run_while_connected(work: Awaitable[Any], receive: connection.Receive)
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
+        task.cancel()       # no effect if it is done
         return await task
     finally:
         gone.cancel()
         task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)    # or asyncio logs an error of theirs
 
 
 async def wait_for_disconnect(receive: connection.Receive) -> None:

@@ -1460,3 +1460,27 @@ async def test_a_worker_runs_in_a_thread_and_is_stopped_from_another(gate: Async
     assert (await ended(gate, made["task_id"]))["result"]["result"] == 7
     worker.stop()
     await asyncio.to_thread(thread.join)
+
+
+async def test_a_call_that_fails_while_the_worker_stops_is_not_logged_as_an_error(gate: AsyncHttp) -> None:
+    worker, problems = made(gate), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    begun = asyncio.Event()
+
+    async def claim() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise Unreachable("the gate stops too") from None
+
+    turn = asyncio.ensure_future(worker._unless(asyncio.Event(), claim()))
+    await begun.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    del turn
+    await asyncio.sleep(0)      # until now the loop has kept it
+    gc.collect()
+
+    assert problems == []

@@ -19,8 +19,9 @@ import msgspec
 import pytest
 
 from asyncgate import Operation
+from asyncgate.parts.faces.http import run_while_connected
 from asyncgate.parts.identity.directory import Directory
-from asyncgate.parts.model.errors import TaskNotFound
+from asyncgate.parts.model.errors import DatabaseUnavailable, TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
@@ -1033,3 +1034,30 @@ async def test_a_refused_call_leaves_nothing_to_the_garbage_collector(served: An
 
     refused(answer, 404, "task_not_found")
     assert kept == []
+
+
+async def test_a_wait_that_is_canceled_leaves_no_error_for_the_log() -> None:
+    problems = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    begun = asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise DatabaseUnavailable("the database is away") from None
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    waiting = asyncio.ensure_future(run_while_connected(wait(), receive))
+    await begun.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    del waiting
+    await asyncio.sleep(0)      # until now the loop has kept it
+    gc.collect()
+
+    assert problems == []
