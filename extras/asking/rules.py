@@ -143,8 +143,8 @@ def find_next_expiry(questions: Questions) -> float | None:
 def answer_input(engine: Engine, work: Work, caller: Caller, ask: wire_asking.AnswerInput) -> wire_asking.Answered:
     """Answer a question of a task: accept with content, decline, or cancel.
 
-    For whoever is asked, or an admin in its place, which the receipt says; never for the worker that asks.  With the
-    last answer the task is offered again.  The first answer counts; the same again returns it.
+    For whoever is asked, or an admin in its place; never for the worker that asks.  With the last answer the task is
+    offered again.  The first answer counts; the same again returns it.
     """
     task, by = work.require_task(ask.task_id), speaker(caller, ask)
     questions = stored.read_questions(work.progress.get(task.task_id))

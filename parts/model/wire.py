@@ -313,7 +313,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
 
     example = ({"tasks": [{**examples.WORK, "agent_id": "ada"}]},
                {"results": [{"task_id": examples.TASK_ID, "status": "queued"}]})
-    next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
+    next_step = "Each entry of results has a task_id or an error; call get_task for each task."
     creates = True
     items = "tasks"
     tasks: Annotated[list[CreateTask], Batch, says("each as in create_task")]
@@ -399,7 +399,7 @@ class CancelTask(TaskAsk, kw_only=True):
     example = ({"task_id": examples.TASK_ID, **examples.ASKER, "reason": "no longer needed"},
                {"ok": True, "status": "canceled"})
     refusals = (*TaskAsk.refusals, errors.ReceiptTooLarge)
-    next_step = "After ok: true the task stays canceled, and nothing is owed."
+    next_step = "After ok: true nothing is owed any more."
     reason: Annotated[Text | None, says("why; in the receipt")] = None
     cascade: Annotated[bool, says("true: all its descendants that have not ended, too")] = False
 

@@ -632,8 +632,7 @@ def show_asked(at: Facts, row: stored.Presence, claim: stored.Claimed) -> wire_w
 async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.ExplainTask) -> wire_workers.Explanation:
     """Tell why a task is not done: the cause, its evidence, the next call to make, and other causes that apply.
 
-    For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half minute
-    may be missing.
+    For the owner, or an admin.  What other processes have seen of workers in the last half minute may be missing.
     """
     if (snapshot := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
         raise errors.no_task(ask.task_id)
