@@ -3,10 +3,9 @@
 
 import {askForm, note, openDialog} from "./dialogs.js";
 import {h} from "./dom.js";
-import {withWord} from "./filter.js";
-import {badge, filterChips, say, shortId, taskBadge, who} from "./parts.js";
-import {pauseButtons, targetOf} from "./pausing.js";
+import {say, shortId, taskBadge, who} from "./parts.js";
 import {when} from "./time.js";
+import {mayBulk} from "./types.js";
 
 const UNENDED = "asyncgate-bulk";
 const TASKS_AT_ONCE = 200;
@@ -20,11 +19,6 @@ const ACTIONS = {
 };
 const PRIORITY = {name: "priority", label: "New priority", type: "number", value: "0", required: true};
 const NO_FILTER = "There is no filter: this is about every task of the tenant.";
-
-/** Whether this credential may do things to many tasks. */
-export function mayBulk(page) {
-  return page.may("preview_bulk") && page.may("run_bulk");
-}
 
 /** Describe the buttons of all that can be done to the tasks of a filter, for a menu. */
 export function bulkItems(page, ask) {
@@ -111,7 +105,7 @@ function showProgress(state, page, close, draw) {
 
 async function carryOut(page, state, draw) {
   Object.assign(state, {running: true, stopped: false, problem: null});
-  keepUnended(state);
+  sessionStorage.setItem(UNENDED, JSON.stringify({confirmation: state.confirmation, matches: state.matches}));
   draw();
   try {
     do {
@@ -126,10 +120,6 @@ async function carryOut(page, state, draw) {
   state.running = false;
   draw();
   page.lookAfterChange();
-}
-
-function keepUnended({confirmation, matches}) {
-  sessionStorage.setItem(UNENDED, JSON.stringify({confirmation, matches}));
 }
 
 function forgetUnended() {
@@ -155,40 +145,4 @@ export function showUnended(page) {
   return h("div", {class: "busy banner head"}, h("p", null, "A change of many tasks was begun and has not ended."),
     h("div", {class: "actions"},
       h("button", {onclick: goOn}, "Go on"), h("button", {onclick: leaveIt}, "Leave it so")));
-}
-
-const MOST_TYPES = 8;
-
-/** Return the types with the most unended tasks, as `[[type, count], …]`.
- *
- * Queues that were read for one type alone leave the types as they were.
- */
-export function keepTypes(local, queues, type) {
-  if (queues && !type) {
-    const counts = new Map();
-    for (const {type: name, claimable, leased, delayed, held} of queues) {
-      counts.set(name, (counts.get(name) ?? 0) + claimable + leased + delayed + held);
-    }
-    const unended = [...counts].filter(([, count]) => count).sort(([, first], [, other]) => other - first);
-    local.types = unended.slice(0, MOST_TYPES);
-  }
-  return local.types ?? [];
-}
-
-/** Show buttons that put a type into the filter. */
-export function typeChips(page, q, type, types) {
-  const choices = types.map(([name, count]) => [
-    [say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name]);
-  const all = ["all types", withWord(q, "type", null), !type];
-  return types.length > 1 && filterChips(page, "Type", [all, ...choices]);
-}
-
-/** Offer to stop a type at once: no new leases, or all canceled that fits `cancels`, which is the whole filter. */
-export function stopType(page, type, pauses = [], cancels = {type}) {
-  const paused = pauses.find((pause) => pause.whole_tenant || (pause.type === type && !pause.capabilities));
-  const offers = [pauseButtons(page, paused ? targetOf(paused) : {type}, pauses),
-    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", cancels)}, "Cancel all …")];
-  if (!page.may("pause_work") && !mayBulk(page) && !paused) return null;
-  return h("div", {class: "head stop-type", key: "stop"}, h("p", null, "Type ", h("strong", null, say(type)), " ",
-    paused && [badge("paused"), paused.reason && [": ", say(paused.reason)]]), h("div", {class: "actions"}, offers));
 }

@@ -1,7 +1,6 @@
 // Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
 
 import {callAll, session} from "../api.js";
-import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
 import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
@@ -11,6 +10,7 @@ import {link} from "../route.js";
 import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayLength, secondsSince, when} from "../time.js";
+import {keepTypes, stopType, typeChips} from "../types.js";
 import {isReleasable, sayNumber} from "../say.js";
 import {look} from "./inbox_look.js";
 

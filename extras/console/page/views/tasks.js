@@ -1,7 +1,7 @@
 // Tasks: live counts, a text filter, a list of any length, and what is done to one task, to some, or to all of them.
 
 import {callAll} from "../api.js";
-import {bulkItems, keepTypes, mayBulk, showUnended, stopType, typeChips} from "../bulk.js";
+import {bulkItems, showUnended} from "../bulk.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
@@ -13,6 +13,7 @@ import {asCommand, copyMenu, FIRST_TASK, menu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
+import {keepTypes, mayBulk, stopType, typeChips} from "../types.js";
 import {isReleasable, sayNumber} from "../say.js";
 
 const PAGE = 200;
