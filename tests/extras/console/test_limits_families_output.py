@@ -41,8 +41,8 @@ def test_a_limit_is_set_held_stopped_let_go_on_and_removed(
     holders = {lease(gate_to_change, "calls")["task_id"] for _ in range(2)}
     console.press("r")
     row = console.page.locator("tr[data-row]", has_text="openai")
-    row.locator("[data-title=Waiting]", has_text="2").wait_for()
-    assert row.locator("[data-title='In use']").inner_text() == "2"
+    row.locator("[data-title='In use']", has_text="2").wait_for()
+    assert row.locator("[data-title=Waiting]").inner_text() == "2"
 
     row.get_by_role("link", name="openai").click()
     console.page.get_by_role("region", name="Who holds it").wait_for()
