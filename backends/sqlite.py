@@ -479,8 +479,8 @@ def connect(path: str) -> sqlite3.Connection:
     """Open a connection with explicit transactions; a new file is readable by its owner only."""
     if not os.path.exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # only a new file: closing drops locks
-    elif os.name == "posix" and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
-        log.warning("%s can be accessed by other users (mode %o): run chmod 600 %s", path, mode, path)
+    elif os.name == "posix" and (mode := os.stat(path).st_mode) & 0o077 and stat.S_ISREG(mode):
+        log.warning("%s can be accessed by other users (mode %o): run chmod 600 %s", path, stat.S_IMODE(mode), path)
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512,
                            timeout=BUSY_SECONDS)
 

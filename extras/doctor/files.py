@@ -72,7 +72,9 @@ def judge_file(path: Path, what: str) -> Iterator[findings.Finding]:
         yield findings.alarm(f"{what} {shown} cannot be read: {error.strerror}",
                              f"make {shown}, or correct the setting")
         return
-    if mode & 0o007:
+    if path.is_dir():
+        yield findings.alarm(f"{what} {shown} is a folder", "correct the setting, so that it names a file")
+    elif mode & 0o007:
         yield findings.alarm(f"{what} {shown} is open to every user of this machine (mode {mode:o})",
                              f"chmod 600 {shown}")
     elif mode & 0o070:

@@ -525,6 +525,15 @@ def test_a_database_that_others_may_read_is_told_of(tmp_path: Path, caplog: pyte
     assert f"{path} can be accessed by other users (mode 666)" in caplog.text
 
 
+def test_nobody_is_told_to_close_a_folder_that_is_no_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o777)
+
+    with pytest.raises(sqlite3.OperationalError):
+        connect(str(tmp_path))
+
+    assert "chmod" not in caplog.text
+
+
 def test_an_export_is_for_its_owner_only(tmp_path: Path) -> None:
     with open(tmp_path / "receipts", "wb", opener=open_private):
         pass

@@ -188,6 +188,14 @@ def a_database_that_everybody_reads(bench: Bench) -> list[str]:
     return []
 
 
+@fault("rights", "error", "is a folder", "correct the setting, so that it names a file")
+def a_database_that_is_a_folder_of_everybody(bench: Bench) -> list[str]:
+    bench.file.unlink()
+    bench.file.mkdir()
+    bench.file.chmod(0o777)
+    return []
+
+
 @fault("rights", "warning", "open to its group (mode 660)", "chmod 600 ")
 def a_database_that_its_group_changes(bench: Bench) -> list[str]:
     bench.file.chmod(0o660)
