@@ -30,6 +30,8 @@ def add_settings_loader(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Any setting; `asyncgate config` lists them. Repeatable.")
     @wraps(command)
     def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
+        if bare := [setting for setting in sets if "=" not in setting]:
+            raise click.BadParameter(f"{bare[0]!r} is not NAME=VALUE", param_hint="'--set'")
         flags = {name.strip(): value for name, _, value in (setting.partition("=") for setting in sets)}
         flags |= {"database.url": database} if database else {}
         flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}

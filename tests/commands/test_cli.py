@@ -646,6 +646,14 @@ def test_bad_configuration_is_2(run: Run, arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("setting", ["api_key", "console.enabled", ""])
+def test_a_setting_without_a_value_is_refused_and_not_taken_for_empty(run: Run, setting: str) -> None:
+    result = run("config", "--set", setting)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"Invalid value for '--set': {setting!r} is not NAME=VALUE" in result.stderr
+
+
 def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> None:
     asked = [*GATE, "serve", "--port", "0", "--database", database]
 
