@@ -57,13 +57,10 @@ SECTIONS = {
 
 # Commands in other modules, imported on demand; some of these modules import this one.
 MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "commands.keys",
-           "receipts": "commands.receipts",
-           "restore": "commands.restore",
-           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-           "login-link": "commands.login_link",
-           "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
-           "bulk": "commands.bulk", "usage": "commands.usage",
-           "torture": "commands.torture",
+           "receipts": "commands.receipts", "restore": "commands.restore", "login": "commands.login",
+           "logout": "commands.login", "profiles": "commands.login", "login-link": "commands.login_link",
+           "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top", "bulk": "commands.bulk",
+           "usage": "commands.usage", "torture": "commands.torture",
            "bench": "commands.bench.command", "bench-server": "commands.bench.command",
            "docs": "commands.docs", "skill": "commands.skill"}
 MODULES = {name: f"asyncgate.{module}" for name, module in MODULES.items()} | {
@@ -274,9 +271,7 @@ def make_command(op: Operation) -> click.Command:
         arguments = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
                      if value not in (None, (), "")}
         body = {**read_data(op, fields, data), **arguments}
-        if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
-            spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
-            raise click.UsageError(f"{op.name} needs {spelled}")
+        require_fields(op, body)
         at = calling.find_connection(profile, url, token)
         if every_seconds is not None:
             return watching.watch_list(op, at, body, every_seconds, as_json)
@@ -292,6 +287,14 @@ def make_command(op: Operation) -> click.Command:
     summary, text = remove_clause_numbers(op.summary), remove_clause_numbers(op.text.strip())
     return OperationCommand(op, callback=run, params=params, short_help=summary.rstrip("."),
                             help=f"{summary}\n\n{text}\n\n{MORE_HELP.get(op.name, '')}".strip())
+
+
+def require_fields(op: Operation, body: Mapping[str, Any]) -> None:
+    """Refuse a body that lacks what the operation needs."""
+    for name, field in list_fields(op.takes).items():
+        if is_needed(op.takes, field) and name not in body:
+            spelled = name.upper() if name in op.takes.needed[:1] else "--" + name.replace("_", "-")
+            raise click.UsageError(f"{op.name} needs {spelled}")
 
 
 MORE_HELP = {"run_task": """This command prints the id at once, and shows the progress of the task for up to
@@ -366,11 +369,7 @@ def dev(configured: Configured, no_worker: bool) -> None:
     sys.exit(run_dev(configured, worker=not no_worker))
 
 
-@commands.command()
-@click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}.")
-@click.option("--token", type=calling.CREDENTIAL, metavar="TOKEN | @FILE",
-              help="Credential; default ASYNCGATE_API_KEY.")
-@click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
+@commands.command(params=[*calling.GATE])
 @click.option("--agent", metavar="ID", help="The calling agent; then no call may name another principal.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
 @click.option("--tools", default="", metavar="SETS", help="List these sets of tools: delegate,work,admin,more or all.")
@@ -566,8 +565,7 @@ def openapi() -> None:
     from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
     from asyncgate.parts.faces.openapi import build_document
     from asyncgate.parts.faces.stream import STREAM
-    click.echo(build_document(
-        (*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
+    click.echo(build_document((*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
 
 
 def check_seals(ctx: click.Context, param: click.Parameter, seals: tuple[str, ...]) -> tuple[str, ...]:
@@ -575,8 +573,7 @@ def check_seals(ctx: click.Context, param: click.Parameter, seals: tuple[str, ..
     for seal in seals:
         number, _, digest = seal.partition(":")
         if not number.isdecimal() or not re.fullmatch(r"[0-9a-f]*", digest):
-            raise click.BadParameter(
-                f"{seal!r} is not a seal: use NUMBER:HASH, as printed by `asyncgate seal-receipts`")
+            raise click.BadParameter(f"{seal!r} is not a seal: use NUMBER:HASH, as `asyncgate seal-receipts` prints it")
         if len(digest) != SEAL_DIGITS:
             raise click.BadParameter(f"the hash of seal {number} must have {SEAL_DIGITS} digits; {digest!r} has "
                                      f"{len(digest)}")

@@ -72,12 +72,12 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
 def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
     """Issue the key, or exit with an error."""
     fields = {name: value for name, value in given.items() if value not in (None, (), "")}
+    cli.require_fields(ISSUE, fields)
     try:
         return asyncio.run(write_first_key(configured.settings, fields))
     except (errors.GateError, msgspec.ValidationError) as refusal:
-        raise calling.exit_with(str(refusal),
-                                calling.EXIT_OF_STATUS.get(getattr(refusal, "status", 400),
-                                                           calling.EXIT_BROKEN)) from None
+        status = calling.EXIT_OF_STATUS.get(getattr(refusal, "status", 400), calling.EXIT_BROKEN)
+        raise calling.exit_with(str(refusal), status) from None
 
 
 class KeyFile:

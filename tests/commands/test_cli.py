@@ -654,6 +654,16 @@ def test_a_setting_without_a_value_is_refused_and_not_taken_for_empty(run: Run, 
     assert f"Invalid value for '--set': {setting!r} is not NAME=VALUE" in result.stderr
 
 
+def test_a_first_key_is_asked_for_what_it_lacks_by_the_names_of_options(run: Run, tmp_path: Path) -> None:
+    asked = ["keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", "--out", str(tmp_path / "key")]
+
+    nameless, nobody = run(*asked), run(*asked, "--name", "first")
+
+    assert (nameless.exit_code, nobody.exit_code, list(tmp_path.iterdir())) == (2, 2, [])
+    assert "Error: issue_key needs --name\n" in nameless.stderr
+    assert "Error: issue_key needs --principal-id\n" in nobody.stderr
+
+
 def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> None:
     asked = [*GATE, "serve", "--port", "0", "--database", database]
 
