@@ -83,8 +83,8 @@ class Duration(click.ParamType[float]):
         except ValueError:
             self.fail(f"{value!r} is not a duration: use seconds, or numbers with ms, s, m, h, d or w, such as 90d or "
                       "1h30m", param, ctx)
-        if not self.least <= seconds < float("inf"):
-            self.fail(f"{value!r} is less than {self.least:g} seconds", param, ctx)
+        if not self.least <= seconds <= durations.LONGEST_SECONDS:      # a longer pause is an OverflowError
+            self.fail(f"{value!r} is not between {self.least:g} seconds and 100 years", param, ctx)
         return int(seconds) if seconds == int(seconds) else seconds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["DAY_SECONDS", "parse_duration", "parse_moment", "parse_seconds"]
+__all__ = ["DAY_SECONDS", "LONGEST_SECONDS", "parse_duration", "parse_moment", "parse_seconds"]
 
 DAY_SECONDS = 86_400
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 604_800.0}

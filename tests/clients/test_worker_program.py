@@ -364,7 +364,7 @@ def test_a_second_signal_ends_at_once_and_gives_the_task_back(gate: Http, begin:
     (("echo", "http_get", "--type", "t"), "--type gives other names to one task"),
     (("--type", "t", "--", "no-such-program"), "there is no program 'no-such-program'"),
     (("http_get", "--allow", "ten/8"), "--allow: 'ten/8' is neither a host nor a network"),
-    (("http_get", "--timeout", "0"), "less than 0.001 seconds"), (("echo", "--state", "/dev/null/x"), "--forget)"),
+    (("http_get", "--timeout", "0"), "not between 0.001 seconds"), (("echo", "--state", "/dev/null/x"), "--forget)"),
     (("echo", "--url", "http://gate:99999"), "a gate's URL is like")])
 def test_a_command_that_makes_no_sense_says_why(begin: Begin, arguments: tuple[str, ...], says: str) -> None:
     _, errors = begin(*arguments).communicate(timeout=PATIENCE_SECONDS)

@@ -516,6 +516,16 @@ def test_a_full_disk_under_the_output_is_one_line(url: str) -> None:
     assert (done.returncode, done.stderr) == (1, "Error: cannot use a file, or the output: No space left on device\n")
 
 
+@pytest.mark.parametrize("asked", [("list-tasks", "--watch"), ("wait", "t1", "--for"), ("top", "--every")],
+                         ids=" ".join)
+@pytest.mark.parametrize("duration", ["inf", "nan", "1e400", "99999999999999d"])
+def test_a_duration_that_no_clock_can_count_is_refused(run: Run, asked: tuple[str, ...], duration: str) -> None:
+    result = run(*asked, duration)
+
+    assert result.exit_code == 2, result.output
+    assert f"{duration!r} is not between " in result.stderr
+
+
 @pytest.mark.parametrize("asked", [("list-tasks",), ("create-task", "--type", "x", "--payload", "1"),
                                    ("receipts", "tree", "x"), ("export", "tenant", "archive.zip")], ids=" ".join)
 def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, ...], tmp_path: Path) -> None:

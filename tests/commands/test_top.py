@@ -155,7 +155,7 @@ def test_a_pipe_gets_what_is_there_now(gate: Live) -> None:
 
 @pytest.mark.parametrize(("more", "status", "says"), [
     (["--sort", "size"], 2, "there are type, capabilities"), (["--view", "moon"], 2, "'moon' is not one of"),
-    (["--token", "wrong"], 3, "asyncgate login"), (["--every", "0"], 2, "less than 0.1")])
+    (["--token", "wrong"], 3, "asyncgate login"), (["--every", "0"], 2, "not between 0.1 seconds")])
 def test_what_is_wrong_ends_the_command(gate: Live, more: list[str], status: int, says: str) -> None:
     done = subprocess.run([*TOP, *more], env=environment(gate), capture_output=True, text=True,
                           timeout=PATIENCE_SECONDS)
