@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from errno import EPIPE
 from typing import Any
 
 import click
@@ -21,9 +20,15 @@ class Commands(click.Group):
     """All commands; only `serve` is imported at once, so that it starts fast."""
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Run the program."""
+        """Run the program; what the system refuses, such as a file on a full disk, ends it in one line."""
         replace_closed_streams()
-        return super().main(*args, **more)
+        try:
+            return super().main(*args, **more)
+        except OSError as error:        # not of a pipe whose reader has gone: click ends the program
+            if error.errno is None:
+                raise
+            click.echo(f"Error: cannot use {error.filename or 'a file, or the output'}: {error.strerror}", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the names of all commands."""
@@ -39,7 +44,7 @@ class Commands(click.Group):
             super().resolve_command(ctx, args))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C, what stops it, or what the system refuses, ends it in one line."""
+        """Run the command; Ctrl-C, or what stops it, ends it in one line."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
@@ -49,11 +54,6 @@ class Commands(click.Group):
         except errors.Stopped as stop:
             from asyncgate.commands import calling, terminal
             raise calling.exit_with(terminal.escape_text(str(stop)), stop.exit_status) from None
-        except OSError as error:        # a full disk, a folder that cannot be written
-            if error.errno in (None, EPIPE):        # it says nothing, or the reader of a pipe has gone
-                raise
-            what = error.filename or "a file, or the output"
-            raise click.ClickException(f"cannot use {what}: {error.strerror}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands in sections."""

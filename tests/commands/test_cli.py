@@ -516,6 +516,15 @@ def test_a_full_disk_under_the_output_is_one_line(url: str) -> None:
     assert (done.returncode, done.stderr) == (1, "Error: cannot use a file, or the output: No space left on device\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_full_disk_under_the_help_is_one_line(option: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*GATE, option], env=clean(), stdout=full, stderr=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stderr) == (1, "Error: cannot use a file, or the output: No space left on device\n")
+
+
 @pytest.mark.parametrize("asked", [("list-tasks", "--watch"), ("wait", "t1", "--for"), ("top", "--every")],
                          ids=" ".join)
 @pytest.mark.parametrize("duration", ["inf", "nan", "1e400", "99999999999999d"])
