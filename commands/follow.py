@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -133,5 +134,6 @@ def format_worker_hint(task: Mapping[str, Any]) -> str:
     if task["status"] != "queued" or task.get("next_eligible_at") or task.get("held"):
         return ""
     able = (task.get("requirements") or {}).get("capabilities") or []
-    worker = " ".join(["asyncgate worker --type", task["type"], *(f"--capability {capability}" for capability in able)])
+    worker = shlex.join(["asyncgate", "worker", "--type", task["type"],
+                         *(word for capability in able for word in ("--capability", capability))])
     return terminal.escape_text(f"; no worker has taken it yet (to start one: `{worker} -- PROGRAM`)")

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sqlite3
@@ -465,6 +466,15 @@ def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: 
     run("complete", task_id, "--lease-id", lease_id, "--worker-id", "w1", "--result", "7")
     done = run("wait", task_id, "--json")
     assert (done.exit_code, json.loads(done.stdout)["result"]["result"]) == (0, 7)
+
+
+def test_the_command_of_a_worker_is_one_for_a_shell_whatever_the_type_is_called(run: Run, kind: str) -> None:
+    odd = f"{kind} a; touch $(b)"
+    waits = run("run-task", "--type", odd, "--payload", "1", "--wait-seconds", "0", "--requirements",
+                '{"capabilities": ["c d"]}')
+
+    [command] = re.findall(r"`(.*)`", waits.stderr)
+    assert shlex.split(command) == ["asyncgate", "worker", "--type", odd, "--capability", "c d", "--", "PROGRAM"]
 
 
 def test_a_task_that_failed_and_one_that_was_canceled_are_told_apart(run: Run, kind: str) -> None:
