@@ -35,9 +35,8 @@ def login_link(at: Connection, name: str | None, role: str, scopes: str | None, 
         made = gate.call("make_sign_in_link", principal_id=name or getpass.getuser(), role=role, scopes=given,
                          tenant=tenant)
     if not made["link"]:
-        raise calling.exit_with(
-            f"OAuth is off at {at.url}, so nobody can sign in; the setting security.oauth.enabled turns it "
-            "on", calling.EXIT_WRONG)
+        raise calling.exit_with(f"OAuth is off at {gate.url}, so nobody can sign in; the setting "
+                                "security.oauth.enabled turns it on", calling.EXIT_WRONG)
     minutes = round((datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)).total_seconds() / 60)
     print_answer(as_json, made, escape_text(made["link"]), f"code {escape_text(made['sign_in_code'])}",
                  escape_text(f"signs in {made['principal_id']} as {made['role']}, once, within {minutes} minutes"))

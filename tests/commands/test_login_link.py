@@ -30,7 +30,8 @@ def test_a_link_is_printed_with_its_code_and_its_life(tmp_path: Path, start: obj
 
 
 def test_a_gate_without_oauth_says_how_to_turn_it_on(live: Live) -> None:
-    done = CliRunner().invoke(commands, ["login-link", "--url", live.url, "--token", TOKEN])
+    named = CliRunner().invoke(commands, ["login-link", "--url", live.url, "--token", TOKEN])
+    default = CliRunner(env={"ASYNCGATE_URL": live.url, "ASYNCGATE_API_KEY": TOKEN}).invoke(commands, ["login-link"])
 
-    assert done.exit_code == 2
-    assert "security.oauth.enabled" in done.output
+    says = f"Error: OAuth is off at {live.url}, so nobody can sign in; the setting security.oauth.enabled turns it on\n"
+    assert [(done.exit_code, done.output) for done in (named, default)] == [(2, says)] * 2
