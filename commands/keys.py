@@ -132,7 +132,9 @@ def name_key_file(run: Callable[..., None]) -> Callable[..., None]:
             raise calling.exit_with(
                 f"{taken.filename} exists already: another rotation is under way, or was interrupted; "
                 "remove it in that case", calling.EXIT_CONFLICT) from None
-        except (SettingsError, errors.StartupError, OSError) as wrong:
+        except OSError as error:
+            raise calling.exit_for_file(error.filename or path, error) from None
+        except (SettingsError, errors.StartupError) as wrong:
             raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
     return named
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,18 @@ def test_a_made_key_is_its_owners_alone_and_no_file_is_ever_replaced(tmp_path: P
     assert path.stat().st_mode & 0o777 == 0o600
     assert made.stdout.strip() == load(path).current.key.kid
     assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["make", "rotate"])
+def test_a_key_that_the_disk_does_not_take_is_told_with_its_file_and_leaves_nothing(path: Path, name: str) -> None:
+    before = path.read_bytes()
+    target = path if name == "rotate" else path.with_name("made.pem")
+    asked = [sys.executable, "-m", "asyncgate", "keys", "signing", name, "--file", str(target)]
+
+    done = subprocess.run(["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *asked], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (1, f"Error: {target}: File too large\n")
+    assert (list(path.parent.iterdir()), path.read_bytes()) == ([path], before)
 
 
 def test_a_rotation_keeps_the_tokens_of_the_old_key_good(path: Path) -> None:
