@@ -43,7 +43,8 @@ class MetricsPage:
         await self.gate.guard.meter(scope, caller, None)
         if METRICS_SCOPE not in caller.scopes:
             raise forbid_scope(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; "
-                               f"the operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}", METRICS_SCOPE)
+                               "the operator issues it: asyncgate keys issue --name prometheus --principal-kind "
+                               f"service --principal-id prometheus --scopes {METRICS_SCOPE}", METRICS_SCOPE)
         wanted = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
         families = list(Shown(self.find_sources()).collect())
         return await asyncio.to_thread(write_text, families, wanted)     # a thousand lines are some milliseconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import shutil
 import subprocess
 import urllib.error
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncgate import main
 from asyncgate.commands.tables import walk_errors
 from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.extras import list_families
@@ -253,6 +256,17 @@ async def test_nobody_sees_metrics_without_their_scope(serve: Serve) -> None:
     assert (stranger.status, more_than_it_has.status) == (401, 403)
     assert (await served.call("GET", "/v1/tasks", token=keys["scraper"])).status == 403
     assert (await served.call("POST", "/metrics")).status == 405
+
+
+async def test_the_command_that_a_refusal_names_issues_a_key_for_metrics(serve: Serve, tmp_path: Path) -> None:
+    served = await serve(metrics=ON)
+    key = (await served.post("/v1/keys", {"name": "a", "principal_id": "ada"}))["api_key"]
+
+    message = (await served.call("GET", "/metrics", token=key)).json()["message"]
+    _, *command = shlex.split(message.partition("issues it: ")[2])
+    made = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--database", f"sqlite:///{tmp_path}/new.db"])
+
+    assert (made.exit_code, made.stdout.startswith("aga_")) == (0, True), made.output
 
 
 async def test_a_gate_that_is_not_asked_to_count_has_no_metrics(served: Served) -> None:
