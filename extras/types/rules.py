@@ -58,11 +58,6 @@ class Known(Struct):
     read_at: float
     stale: bool = False
 
-    @property
-    def checks_results(self) -> bool:
-        """Whether some type says what its results are."""
-        return any(declared.result is not None for declared in self.types.values())
-
 
 class Typed(Extension):
     """Knows what is declared, and refuses or warns of what does not fit."""
@@ -103,7 +98,9 @@ class Typed(Extension):
         types = {row.type: declared for row in rows
                  if (declared := before.types.get(row.type)) is not None and declared.row == row}
         if fresh := [row for row in rows if row.type not in types]:
-            types |= await asyncio.to_thread(lambda: {row.type: prepare_declared(row) for row in fresh})
+            types |= await asyncio.to_thread(lambda: {row.type: Declared(row, *(
+                None if text is None else Checker(text) for text in (row.payload_schema, row.result_schema)))
+                for row in fresh})
         return Known(types, "warn" if policy is not None and policy.on_mismatch == "warn" else "refuse", now)
 
     def after_record_change(self, work: Work) -> None:
@@ -141,12 +138,11 @@ class Typed(Extension):
     async def _list_large(self, caller: Caller, ask: wire.Ask, known: Known) -> list[tuple[Checker, bytes, str]]:
         """Return the values of a call that no batch should look at; in a call with many these are all of them."""
         items: Iterable[Any] = getattr(ask, ask.items) if ask.items else [ask]
-        values = list[tuple[Checker, bytes, str]]()
+        values, with_results = list[tuple[Checker, bytes, str]](), any(row.result for row in known.types.values())
         for item in items:
             if isinstance(item, wire.CreateTask) and (declared := known.types.get(item.type)) and declared.payload:
                 values.append((declared.payload, bytes(item.payload) or NULL, "payload"))
-            elif isinstance(item, wire.Complete) and known.checks_results and (
-                    ask.items or len(item.result) > SMALL_BYTES):
+            elif isinstance(item, wire.Complete) and with_results and (ask.items or len(item.result) > SMALL_BYTES):
                 snapshot = await self.engine.backend.task(caller.tenant_id, item.task_id)
                 if snapshot and (declared := known.types.get(snapshot[0].type)) and declared.result:
                     values.append((declared.result, bytes(item.result), "result"))
@@ -165,9 +161,8 @@ class Typed(Extension):
 
     def check_payload(self, work: Work, task: Task) -> None:
         """Refuse a task whose payload does not fit; one that is run again has the payload that it had."""
-        if (known := self.known.get(work.tenant_id)) is None or not known.types:
-            return
-        if (declared := known.types.get(task.type)) is None or declared.payload is None:
+        if (known := self.known.get(work.tenant_id)) is None or (
+                declared := known.types.get(task.type)) is None or declared.payload is None:
             return
         text = task.payload.encode()
         if (text == NULL and task.payload_pointer is not None) or decode_terms(task.terms).rerun_of is not None:
@@ -177,10 +172,9 @@ class Typed(Extension):
 
     def check_result(self, work: Work, task: Task, ask: wire.Complete) -> None:
         """Refuse a result that does not fit; no result is none that could, if it is said to be elsewhere."""
-        if (known := self.known.get(work.tenant_id)) is None or not known.types:
-            return
         text = bytes(ask.result)
-        if (declared := known.types.get(task.type)) is None or declared.result is None or (
+        if (known := self.known.get(work.tenant_id)) is None or (
+                declared := known.types.get(task.type)) is None or declared.result is None or (
                 text == NULL and (ask.artifacts or ask.delivery_proof)):
             return
         if (flaw := self._find_flaw(declared.result, text, "result")) is not None:
@@ -199,11 +193,6 @@ class Typed(Extension):
         if known.on_mismatch == "refuse":
             raise refusal(f"{text}; list_types with type {task.type} shows the schemas", path=flaw.path)
         self.warnings.put(task.task_id, text)
-
-
-def prepare_declared(row: stored_types.DeclaredType) -> Declared:
-    """Prepare for what is declared."""
-    return Declared(row, *(None if text is None else Checker(text) for text in (row.payload_schema, row.result_schema)))
 
 
 def judge_values(values: list[tuple[Checker, bytes, str]]) -> dict[tuple[str, str], Flaw | None]:

@@ -11,8 +11,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
+from math import prod
 from typing import Any
 
 from msgspec import Struct
@@ -25,8 +26,15 @@ MOST_SCHEMAS, DEEPEST = 2000, 32    # schemas within a schema, and how deep they
 LOOKS_OF_A_CALL = 200_000        # at keywords with values, in one call
 LOOKS_IN_A_BATCH = 2_000           # the same of a small value, which is checked in the batch
 REF_LOOKS = 5               # what following a reference counts as
+SIZE_OF_A_LOOK = 64         # characters of choices and of texts, members of a rule, elements without a rule
 SMALL_BYTES = 4096
 MOST_PATTERN, MOST_MATCHED = 500, 10_000        # characters of a pattern, and of a text that is held against one
+MOST_WEIGHT, MOST_MATCHERS = 4 * 2**20, 50      # of the patterns of a schema; those of all schemas that stay compiled
+# An atom of a pattern with what repeats it, and the bytes that atoms take.  In `(?x)` this is not what repeats one.
+ATOM = re.compile(r"(\(\?[a-zA-Z-]*x|\[(?:\\.|[^][\\])*\]|\\[pP](?:\{[^}]*\}|.)|\\.|[^\\])((?:[?*+]|\{[\d, ]+\})*)",
+                  re.DOTALL)
+WEIGHTS = [(re.compile(kind), weight) for kind, weight in (
+    (r"^\(\?", 2**30), (r"\\[wWpP]", 50_000), (r"\\[dD]", 13_000), (r"^(?:\.|\[|\\)", 1000), ("", 300))]
 SINGLE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
 SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 OF_ITSELF = frozenset({"allOf", "anyOf", "dependentSchemas", "else", "if", "not", "oneOf", "then"})
@@ -51,40 +59,17 @@ class Flaw(Struct, frozen=True):
 
 
 # Values whose text says nothing of what they hold: the library quotes values in its errors.
-
-
-class SomeText(str):
-    """A text."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "this text"
-
-
-class SomeList(list[Any]):
-    """An array."""
-
-    def __repr__(self) -> str:
-        return "this array"
-
-
-class SomeObject(dict[str, Any]):
-    """An object."""
-
-    def __repr__(self) -> str:
-        return "this object"
+VEILS: dict[type, Any] = {kind: type(kind.__name__, (kind,), {"__repr__": lambda _, word=word: f"this {word}"})
+                          for kind, word in ((str, "text"), (list, "array"), (dict, "object"))}
 
 
 def veil_value(value: Any) -> Any:
     """Return a JSON value as one whose text says nothing."""
-    if isinstance(value, str):
-        return SomeText(value)
     if isinstance(value, list):
-        return SomeList(map(veil_value, value))
-    if isinstance(value, dict):
-        return SomeObject({name: veil_value(held) for name, held in value.items()})
-    return value        # a number, whose text `tell_flaw` takes out
+        value = [veil_value(held) for held in value]
+    elif isinstance(value, dict):
+        value = {name: veil_value(held) for name, held in value.items()}
+    return VEILS[type(value)](value) if type(value) in VEILS else value     # `tell_flaw` takes a number out
 
 
 # A schema, when it is declared.
@@ -99,7 +84,7 @@ def check_declared_schema(text: bytes, name: str) -> None:
     if not isinstance(schema, dict):
         raise errors.InvalidRequest(f"{name} is not an object; declare_type takes a JSON schema there")
     waiting: deque[tuple[str, Any, int]] = deque([(name, schema, 0)])
-    paths, same_value = dict[int, str](), dict[int, list[int]]()    # by the id of a schema: which hold the same value
+    paths, same_value, weight = dict[int, str](), dict[int, list[int]](), 0     # by id: which hold the same value
     while waiting:
         path, inner, depth = waiting.pop()
         if not isinstance(inner, dict) or id(inner) in paths:
@@ -107,6 +92,9 @@ def check_declared_schema(text: bytes, name: str) -> None:
         if len(paths) >= MOST_SCHEMAS or depth > DEEPEST:
             raise errors.InvalidRequest(f"{name} has more than {MOST_SCHEMAS} schemas within it, or more than "
                                         f"{DEEPEST} levels of them")
+        if (weight := weight + weigh_pattern(inner.get("pattern"))) > MOST_WEIGHT:
+            raise errors.InvalidRequest(rf"{path}.pattern is too large beside the others of the schema: \w{{90}} is by "
+                                        "itself, since it knows the letters of every language, and [a-z]{90} is not")
         check_keywords(inner, path)
         paths[id(inner)] = path
         parts = [*list_schemas(inner)]
@@ -165,19 +153,31 @@ def check_keywords(schema: Mapping[str, Any], path: str) -> None:
         raise errors.InvalidRequest(f"{path}.$schema is not one of {', '.join(DIALECTS)}")
     if "$ref" in schema and not str(schema["$ref"]).startswith("#"):
         raise errors.InvalidRequest(f"{path}.$ref leads outside; a declared schema refers to its own $defs only")
-    if (pattern := schema.get("pattern")) is not None:
+    if isinstance(pattern := schema.get("pattern"), str):       # the dialect refuses anything else
         try:
             make_matcher(pattern)
         except ValueError as wrong:
             raise errors.InvalidRequest(f"{path}.pattern {wrong}") from None
 
 
-@cache
-def make_matcher(pattern: Any) -> Callable[[str], bool]:
+def weigh_pattern(pattern: Any) -> int:
+    """Return about how many bytes a pattern takes when it is compiled, rather too many than too few."""
+    total, times = 0, 1
+    for atom, repeats in ATOM.findall(pattern) if isinstance(pattern, str) else ():
+        count = prod(max(1, int(most)) for most in re.findall(r"(\d+)[, ]*\}", repeats))
+        if atom in (")", "]"):      # of a group, or a class within a class
+            times *= count
+        else:
+            total += count * (100 * len(atom) + next(weight for kind, weight in WEIGHTS if kind.search(atom)))
+    return total * times
+
+
+@lru_cache(MOST_MATCHERS)
+def make_matcher(pattern: str) -> Callable[[str], bool]:
     """Return what holds a text against a pattern, in linear time; raises ValueError."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-    if not isinstance(pattern, str) or len(pattern) > MOST_PATTERN:
+    if len(pattern) > MOST_PATTERN:
         raise ValueError(f"is not a text of {MOST_PATTERN} characters at most")
     try:
         matcher: Callable[[str], bool] = SchemaValidator(
@@ -201,28 +201,41 @@ def find_dialect(name: str) -> Any:
                   DIALECTS[2]: jsonschema.Draft7Validator}[name]
     own = {"additionalProperties": find_additional, "pattern": find_unmatched, "uniqueItems": find_repeated}
     # A format only tells a reader something: what the library makes of one depends on what else is installed.
-    kept = {keyword: own.get(keyword, check) for keyword, check in plain.VALIDATORS.items()
+    kept = {keyword: count_looks(keyword, own.get(keyword, check)) for keyword, check in plain.VALIDATORS.items()
             if keyword not in UNFORESEEABLE and keyword != "format"}
-    return validators.create(plain.META_SCHEMA, {keyword: count_looks(check, REF_LOOKS if keyword == "$ref" else 1)
-                                                 for keyword, check in kept.items()}, type_checker=plain.TYPE_CHECKER)
+    return validators.create(plain.META_SCHEMA, kept, type_checker=plain.TYPE_CHECKER)
 
 
-def count_looks(check: Any, weight: int) -> Any:
-    """Let a check of a keyword be counted."""
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        looks: Looks = validator.format_checker
-        looks.left -= weight
-        if looks.left < 0:
-            raise TooMuch
-        return check(validator, value, instance, schema)
+def count_looks(keyword: str, check: Any) -> Any:
+    """Let a check of a keyword be counted; to go through a value whose elements have no rule takes looks, too."""
+    size = 1 if keyword in ("contains", "uniqueItems") else SIZE_OF_A_LOOK
+
+    def checked(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
+        validator.format_checker.spend(
+            weigh_rule(keyword, rule) + (len(instance) // size if isinstance(instance, list | dict) else 0))
+        return check(validator, rule, instance, schema)
     return checked
 
 
-class Looks:
+def weigh_rule(keyword: str, rule: Any) -> int:
+    """Return how many looks a rule is: a large one must not be one look at each of many elements."""
+    if keyword in ("const", "enum"):        # the library compares with one choice after another
+        return 1 + len(to_canonical(rule)) // SIZE_OF_A_LOOK
+    if not isinstance(rule, list | dict):
+        return REF_LOOKS if keyword == "$ref" else 1
+    return 1 + len(rule) // SIZE_OF_A_LOOK + sum(isinstance(part, bool) for part in rule)   # schemas without a keyword
+
+
+class Looks(Struct):
     """How often a check may look, and where it stands; the library hands its format checker on, and has no other."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    left: int
+
+    def spend(self, looks: int) -> None:
+        """Count looks; raises TooMuch."""
+        self.left -= looks
+        if self.left < 0:
+            raise TooMuch
 
 
 def find_additional(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
@@ -252,9 +265,11 @@ def find_repeated(validator: Any, wanted: Any, instance: Any, schema: Any) -> An
     """Yield that an array has an element twice."""
     from jsonschema import ValidationError
 
-    if wanted is True and isinstance(instance, list) and len({
-            json.dumps(held, sort_keys=True) for held in instance}) < len(instance):
-        yield ValidationError("has an element twice")
+    if wanted is True and isinstance(instance, list):
+        texts = [json.dumps(held, sort_keys=True) for held in instance]
+        validator.format_checker.spend(sum(map(len, texts)) // SIZE_OF_A_LOOK)
+        if len(set(texts)) < len(texts):
+            yield ValidationError("has an element twice")
 
 
 class Checker:

@@ -27,8 +27,6 @@ MOST_TENANTS = 1000         # whose workers are kept for so long
 MOST_QUOTED = 65_536        # bytes of a payload that is looked into
 TYPES_TOLD = 5               # types in a warning
 Row = tuple[str | None, tuple[str, ...]]      # a type, and what a worker that takes it can do
-
-
 IN_QUOTES = ("the payload is a text that holds JSON, and the worker gets the text: if you meant an object or an array, "
              "send it as such, without quotes around it")
 
@@ -85,9 +83,8 @@ class TypeWarnings(Extension):
         return reply
 
     async def _warn(self, caller: Caller, ask: wire.Ask, reply: Any) -> None:
-        if not isinstance(ask, wire.CreateTask | wire.CreateTasks) or getattr(reply, "status", "queued") != "queued":
-            return
-        if not isinstance(reply, wire.Created | wire.Items | wire.TaskRecord):     # of a bulk, which nobody waits for
+        if not (isinstance(ask, wire.CreateTask | wire.CreateTasks) and getattr(reply, "status", "queued") == "queued"
+                and isinstance(reply, wire.Created | wire.Items | wire.TaskRecord)):    # not of a bulk: nobody waits
             return
         orders = ask.tasks if isinstance(ask, wire.CreateTasks) else [ask]
         done = reply.results if isinstance(reply, wire.Items) else [reply]
@@ -133,4 +130,3 @@ def describe_unserved(type: str, task_id: str, asked: list[explain.Claimant]) ->
     others = f"; others ask for {say_list(names[:TYPES_TOLD])}" if names else ""
     return (f"no worker that can do this has asked for tasks of type {type} in the last hour{others}: the task waits "
             f"until one does. Next: explain_task with task_id {task_id}; list_types shows what is served.")
-
