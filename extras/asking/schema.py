@@ -6,7 +6,7 @@ Nothing here is slow or reaches outside, whatever a worker sends: no pattern, an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ KEYWORDS = {
     "string": {"minLength", "maxLength", "format"},
     "number": {"minimum", "maximum"}, "integer": {"minimum", "maximum"}, "boolean": set[str](), "null": set[str]()}
 NUMBERS = {"minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum"}
-MOST_LOOKS = 20_000         # at parts of an answer, so that none takes long
+MOST_LOOKS, SIZE_OF_A_LOOK = 20_000, 64         # at parts of an answer, so that none takes long; elements, characters
 EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
 
 
@@ -59,8 +59,10 @@ def check_schema(schema: Any, path: str = "schema") -> None:
     for name in ("enum", "oneOf", "anyOf", "required"):
         if name in schema and not isinstance(schema[name], list):
             raise errors.InvalidRequest(f"{path}.{name} is not an array")
-    if "format" in schema and schema["format"] not in FORMATS:
+    if "format" in schema and schema["format"] not in [*FORMATS]:
         raise errors.InvalidRequest(f"{path}.format is not one of {', '.join(FORMATS)}")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise errors.InvalidRequest(f"{path}.required is not an array of texts")
     for name in ("oneOf", "anyOf"):
         for at, inner in enumerate(schema.get(name, ())):
             check_schema(inner, f"{path}.{name}[{at}]")
@@ -77,24 +79,27 @@ def check_schema(schema: Any, path: str = "schema") -> None:
 
 def check_answer(schema: Mapping[str, Any], value: Any) -> tuple[str, str] | None:
     """Return where a value does not match a schema, and what should be there; None if it matches."""
-    return Check(iter(range(MOST_LOOKS))).find_mismatch(schema, value, "content")
+    return Check(MOST_LOOKS).find_mismatch(schema, value, "content")
 
 
 class Check(Struct):
     """One look at an answer."""
 
-    looks: Iterator[int]
+    looks: int      # that are left
 
     def find_mismatch(self, schema: Mapping[str, Any], value: Any, path: str) -> tuple[str, str] | None:
         """Return the first part of a value that does not match, and what is wrong with it."""
-        if next(self.looks, None) is None:
+        parts = (schema.get("enum"), schema.get("required"), value)     # each may be long, at each of many elements
+        self.looks -= 1 + sum(len(part) for part in parts if isinstance(part, list | dict)) // SIZE_OF_A_LOOK
+        if self.looks < 0:
             return path, "has more parts than an answer with a schema may have"
         if (type := schema.get("type")) is not None and not has_type(type, value):
             return path, f"should be {'an' if type[0] in 'aeio' else 'a'} {type}"
-        if "const" in schema and not is_in(value, [schema["const"]]):
-            return path, f"should be {schema['const']!r}"
-        if "enum" in schema and not is_in(value, schema["enum"]):
-            return path, f"should be one of {', '.join(to_canonical(choice).decode() for choice in schema['enum'])}"
+        for name, why in (("const", "should be"), ("enum", "should be one of")):
+            if name in schema and not is_in(value, choices := [schema[name]] if name == "const" else schema[name]):
+                text = ", ".join(to_canonical(choice).decode() for choice in choices)
+                self.looks -= len(text) // SIZE_OF_A_LOOK
+                return path, f"{why} {text[:2000]}"
         for name in ("oneOf", "anyOf"):
             if name in schema and not any(self.find_mismatch(inner, value, path) is None for inner in schema[name]):
                 return path, "should be one of the choices of the schema"
@@ -125,8 +130,11 @@ class Check(Struct):
         """Return the first element that is wrong, or that there are too few or too many, or one twice."""
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
             return path, f"has {len(value)} elements, and should have {describe_bounds(schema, 'minItems', 'maxItems')}"
-        if schema.get("uniqueItems") is True and len({to_canonical(held) for held in value}) < len(value):
-            return path, "has an element twice"
+        if schema.get("uniqueItems") is True:
+            texts = [to_canonical(held) for held in value]
+            self.looks -= sum(map(len, texts)) // SIZE_OF_A_LOOK
+            if len(set(texts)) < len(texts):
+                return path, "has an element twice"
         mismatches = (self.find_mismatch(schema.get("items", {}), held, f"{path}[{at}]")
                       for at, held in enumerate(value))
         return next((mismatch for mismatch in mismatches if mismatch is not None), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.extras.asking.schema import check_answer, check_schema
+from asyncgate.extras.asking.schema import Check, check_answer, check_schema
 from asyncgate.parts.model.errors import InvalidRequest
 
 # A schema, what matches it, and what does not, with the place that is at fault.
@@ -59,7 +59,9 @@ def test_a_refused_answer_is_told_what_would_do(schema: dict[str, Any], value: A
     [], {"type": "thing"}, {"type": ["string"]}, {"type": "string", "pattern": "a"}, {"$ref": "#/x"},
     {"type": "string", "minLength": "2"}, {"enum": "ab"}, {"type": "string", "format": "ipv4"},
     {"type": "object", "properties": []}, {"type": "object", "properties": {"a": {"allOf": []}}},
-    {"type": "array", "items": {"not": {}}}, {"oneOf": [1]}, {"type": "integer", "multipleOf": 2}])
+    {"type": "array", "items": {"not": {}}}, {"oneOf": [1]}, {"type": "integer", "multipleOf": 2},
+    {"type": "object", "required": [{}]}, {"type": "object", "required": [1]}, {"type": "string", "format": []},
+    {"type": "string", "format": {}}])
 def test_a_schema_that_is_not_understood_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequest):
         check_schema(schema)
@@ -70,3 +72,30 @@ def test_an_answer_that_would_take_long_to_be_checked_is_refused() -> None:
 
     assert check_answer(schema, ["699"] * 20) is None
     assert check_answer(schema, ["699"] * 10_000) is not None
+
+
+@pytest.mark.parametrize("items", [
+    {"enum": [1] * 100_000 + [0]}, {"enum": [[1]] * 60_000 + [0]}, {"required": ["a"] * 50_000},
+    {"oneOf": [{"const": [1] * 100_000}, {"const": 0}]}, {"oneOf": [{"enum": ["x" * 200_000]}, {"const": 0}]}])
+def test_a_long_rule_is_more_than_one_look_at_each_element(items: dict[str, Any]) -> None:
+    several = {"type": "array", "items": items}
+    held: Any = {"a": 1} if "required" in items else 0
+
+    assert check_answer(several, [held] * 3) is None
+    assert check_answer(several, [held] * 8000) is not None
+
+
+def test_a_list_that_is_gone_through_again_and_again_is_more_than_one_look() -> None:
+    again = {"anyOf": [{"type": "array", "uniqueItems": True}] * 7000}
+    answer = Check(20_000)
+
+    assert answer.find_mismatch(again, [*range(10_000), 0], "content") is not None
+    assert answer.looks < 0
+
+
+def test_an_error_does_not_name_choices_without_end() -> None:
+    for schema in ({"enum": ["x" * 50] * 1000}, {"const": "x" * 50_000}):
+        mismatch = check_answer(schema, "y")
+
+        assert mismatch is not None
+        assert len(mismatch[1]) < 2100
