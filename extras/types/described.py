@@ -122,5 +122,5 @@ def point_to(schema: Any, names: Mapping[str, str]) -> Any:
         return [point_to(part, names) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {keyword: openapi.refer_to(names[held])["$ref"] if keyword == "$ref" and held in names
+    return {keyword: openapi.refer_to(names[held])["$ref"] if keyword == "$ref" and str(held) in names
             else point_to(held, names) for keyword, held in schema.items()}

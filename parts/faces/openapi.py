@@ -109,7 +109,7 @@ def find_schemas(paths: Any, schemas: dict[str, JsonObject]) -> dict[str, JsonOb
     """Return the schemas that are referenced; fields in a path or query need none."""
     definitions: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
-    while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - definitions.keys():
+    while names := {*re.findall(r"#/components/schemas/(\w+)", text)} & schemas.keys() - definitions.keys():
         definitions |= {name: schemas[name] for name in names}
         text = msgspec.json.encode([schemas[name] for name in names]).decode()
     return definitions

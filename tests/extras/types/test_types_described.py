@@ -56,6 +56,20 @@ async def test_each_declared_type_has_a_path_with_its_payload_and_its_result(ser
     assert not whole.is_valid({"payload": {"file": "a", "box": {"inner": {"width": "wide"}}}})
 
 
+@pytest.mark.parametrize("odd", [
+    {"properties": {"$ref": {"type": "string"}}}, {"enum": [{"$ref": []}]}, {"default": {"$ref": {}}},
+    {"description": "as #/components/schemas/Nothing"}, {"const": "#/components/schemas/Nothing"}])
+async def test_no_declared_type_breaks_the_document_of_the_others(served: Any, odd: dict[str, Any]) -> None:
+    await declare(served, payload_schema=SCAN)
+    await declare(served, "odd", payload_schema=odd, result_schema=odd,
+                  description="Takes #/components/schemas/Nothing.")
+
+    document = await served.get("/v1/types/openapi.json")
+
+    assert document["components"]["schemas"]["OddTaskPayload"] == odd
+    assert PATH in document["paths"]
+
+
 async def test_the_path_of_a_type_runs_a_task_of_it_and_holds_it_to_its_schema(served: Any) -> None:
     await declare(served, payload_schema=SCAN)
 
