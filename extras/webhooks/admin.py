@@ -92,6 +92,9 @@ async def change_webhook(engine: Engine, caller: Caller,
             raise errors.InvalidTransition(f"webhook {ask.webhook_id} has ended with its task; create_task_webhook "
                                            "makes another one")
         new = apply_changes(old, ask, newest, str(caller.principal))
+        if old.headers is not None and new.url != old.url:      # Security: an admin is not shown them, nor is its host
+            raise errors.InvalidTransition(f"webhook {ask.webhook_id} has headers that only its receiver is to see, so "
+                                           "it keeps its endpoint; create_task_webhook makes another one")
         if new != old:
             work.keep_record(replace(new, updated_at=work.now))
             changed = [name for name in stored_webhooks.Webhook.__struct_fields__ if getattr(old, name)

@@ -95,6 +95,22 @@ async def test_nobody_is_shown_the_headers_again_and_no_row_has_them(told: Told)
     assert rows
 
 
+async def test_an_admin_cannot_have_the_headers_sent_to_another_endpoint(told: Told) -> None:
+    async with told() as gate, Receiver() as receiver, Receiver() as other:
+        task_id = await gate.create()
+        made = await follow(gate, task_id, receiver.url, headers={"Authorization": SECRET})
+        plain = await follow(gate, task_id, receiver.url)
+        with refused("invalid_state_transition"):
+            await gate.as_admin().change_webhook(webhook_id=made.webhook.webhook_id, endpoint=other.url)
+        await gate.as_admin().change_webhook(webhook_id=made.webhook.webhook_id, endpoint=receiver.url, active=True)
+        await gate.as_admin().change_webhook(webhook_id=plain.webhook.webhook_id, endpoint=other.url)
+        await finish(gate)
+        await ended(gate, 2)
+
+    assert {request.headers.get("authorization") for request in receiver.taken} == {SECRET}
+    assert {request.headers.get("authorization") for request in other.taken} == {None}
+
+
 async def test_a_reader_has_webhooks_of_its_own_and_the_owner_sees_all(told: Told) -> None:
     async with told() as gate:
         offer = await gate.leased(worker="w1")
