@@ -27,7 +27,7 @@ PATHS = {"SendMessage": ("POST", "message:send"), "GetTask": ("GET", "tasks/{id}
          "CancelTask": ("POST", "tasks/{id}:cancel"), "SubscribeToTask": ("POST", "tasks/{id}:subscribe")}
 STREAM_SECONDS = 600.0      # that a stream lasts at most
 OLD_NAMES = {new: old for old, new in v03.OLD_NAMES.items()}
-REASONS = {kind.code: reason for reason, kind in KINDS.items()}
+REASONS = {str(kind.code): reason for reason, kind in KINDS.items()}
 # After these the same call may succeed.
 LATER = frozenset({"INTERNAL", "INTERNAL_ERROR", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 LATER_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -185,7 +185,7 @@ def read_refusal(reply: Members, status: int) -> tuple[str, str]:
     details = error.get("details", error.get("data"))
     named = [detail["reason"] for detail in details if isinstance(detail, dict) and detail.get("reason")
              ] if isinstance(details, list) else []
-    reason = str(named[0]) if named else REASONS.get(error.get("code", 0)) or str(
+    reason = str(named[0]) if named else REASONS.get(str(error.get("code"))) or str(
         error.get("status") or error.get("code"))
     return reason, str(error.get("message") or reason)
 

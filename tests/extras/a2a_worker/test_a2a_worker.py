@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from asyncgate.extras.a2a_worker.remote import Away, read_answer
+from asyncgate.extras.a2a_worker.remote import Away, Refused, read_answer
 from tests.conftest import TOKEN
 from tests.extras.a2a_worker.conftest import Bridge
 from tests.support.patience import poll
@@ -297,4 +297,13 @@ def test_an_error_inside_an_agent_refuses_nothing(status: int) -> None:
     answer = httpx2.Response(status, json={"error": error}, request=httpx2.Request("POST", "http://agent.example/rpc"))
 
     with pytest.raises(Away, match="cannot do it now: a bug"):
+        read_answer(answer)
+
+
+@pytest.mark.parametrize("code", [[], {}, None, True, "x", 10**30])
+def test_an_error_with_an_odd_code_is_a_refusal(code: Any) -> None:
+    answer = httpx2.Response(200, json={"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": "no"}},
+                             request=httpx2.Request("POST", "https://agent.example.com/rpc"))
+
+    with pytest.raises(Refused, match="no"):
         read_answer(answer)
