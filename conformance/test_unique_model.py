@@ -91,7 +91,7 @@ class Account:
             assert (task_id, reply.unique) == (last.task_id, "returned" if conflict == "return" else "replaced")
             if conflict == "replace":
                 last.payload = payload
-            if bounce and last.status == "queued" and (last.due or 0) > now:
+            if bounce and not last.begun and (last.due or 0) > now:
                 last.due = find_due(bounce, now, self.since[key])
             return
         assert task_id not in self.tasks, "an old task was given, and nothing holds the key"

@@ -74,7 +74,9 @@ class UniqueWork(Extension):
         before = held
         if ask.unique.on_conflict == "replace":
             held = self._replace(work, held, task, contract)
-        if ask.debounce is not None and held.status == "queued" and (held.next_eligible_at or 0.0) > work.now:
+        # What a worker has had waits for something else: a retry, the end of a park, an answer, its children.
+        begun = has_begun(held, work.leases.get(held.task_id))
+        if ask.debounce is not None and not begun and (held.next_eligible_at or 0.0) > work.now:
             held = work.change_task(held, next_eligible_at=find_due(ask.debounce, work.now, row.since))
         if ask.idempotency_key is not None:
             known = [*row.joined.split(), f"{sha256(ask.idempotency_key)}:{held.task_id}"][-MOST_JOINED:]
