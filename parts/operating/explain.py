@@ -22,7 +22,7 @@ from asyncgate.parts.model import errors, queries, stored, stored_unique, wire, 
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.families import count_children, read_family
 from asyncgate.parts.model.naming import find_context
-from asyncgate.parts.model.overdue import alive, is_lost
+from asyncgate.parts.model.overdue import alive, has_passed, is_lost
 from asyncgate.parts.model.parking import PARKS_LIMIT
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
@@ -81,6 +81,7 @@ class Facts(Struct, kw_only=True):
     unsent: list[stored.Outgoing] = []
     receipt: stored.Receipt | None = None              # how its last attempt failed, or who canceled it
     may: frozenset[str] = frozenset()           # operations that the caller may call
+    answerable: list[stored.Question] = []      # open questions that the caller may answer
 
     @property
     def questions(self) -> list[stored.Question]:
@@ -197,8 +198,11 @@ def explain_input(at: Facts) -> wire_workers.Cause | None:
     """It waits for an answer."""
     if at.task.held != stored.INPUT_REQUIRED or not at.questions:
         return None
-    first, others = at.questions[0], len(at.questions) - 1
+    first, others = (at.answerable or at.questions)[0], len(at.questions) - 1
     ends = "" if first.expires_at is None else f"; it expires in {words.say_length(first.expires_at - at.now)}"
+    wait = f"wait until {first.to} answers, or end it: cancel_task"
+    if has_passed(first.expires_at, at.now):
+        ends, wait = "; its time is over", "wait: the gate is about to go on without the answer"
     more = f", and {words.say_count(others, 'other question')} of it {'is' if others == 1 else 'are'} open" if (
         others) else ""
     message = words.cut_line(first.message, MOST_SAID)
@@ -210,7 +214,7 @@ def explain_input(at: Facts) -> wire_workers.Cause | None:
                                             reason=first.message[:MOST_REASON], receipt_ids=[
                                                 question.receipt_id for question in at.questions[:MOST_EVIDENCE]]),
                       ("answer_input", "answer it: accept with content, decline, or cancel"),
-                      ("get_task", f"wait until {first.to} answers, or end it: cancel_task"))
+                      ("get_task", wait))
 
 
 def explain_children(at: Facts) -> wire_workers.Cause | None:
@@ -606,7 +610,7 @@ def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
         named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
         return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
     if operation == "answer_input":
-        return {"task_id": at.task.task_id, "key": at.questions[0].key, "action": "accept"}
+        return {"task_id": at.task.task_id, "key": at.answerable[0].key, "action": "accept"}
     if operation == "list_tasks":
         return {"parent_task_id": at.task.task_id}
     if operation == "get_task" and at.task.status not in stored.TERMINAL:
@@ -661,13 +665,14 @@ async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: s
     """Read what may matter to a task."""
     settings = engine.settings
     helping = (*CORE_OPERATIONS.values(), LIST_TASKS, *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
-    asked = {question.to for question in stored.list_open(stored.read_questions(progress))}
     answers = {"get_limit"} if caller.unlimited else set[str]()
-    answers |= {"answer_input"} if caller.unlimited or any(to.same(caller.principal) for to in asked) else set[str]()
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
                   may=frozenset(op.name for op in helping if op.fits(caller)) | answers,
                   patience=find_patience(settings), silence=find_silence(settings))
+    facts.answerable = [question for question in facts.questions if not has_passed(question.expires_at, facts.now) and (
+        caller.unlimited or question.to.same(caller.principal)) and not question.asked_by.same(caller.principal)]
+    facts.may |= {"answer_input"} if facts.answerable else set()
     if task.status in stored.ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
