@@ -797,7 +797,7 @@ class Model:
             self.expire_question(task, question, "task_ended" if task.status in ENDED else "expired")
         task.sequence += bool(late) or task.status in ENDED
         fatal = [question for question in late if question.on_expiry == "fail"]
-        if task.held == "input_required" and fatal:
+        if task.status == "queued" and fatal:
             return self.give_up(task, fatal[0])
         self.go_on(task)
 

@@ -255,7 +255,7 @@ class Asking(Extension):
         if any(questions[question.key] is not question for question in waiting):
             keep(work, task, questions)
         fatal = [question for question in late if question.on_expiry == "fail"]
-        if fatal and task.held == stored.INPUT_REQUIRED:
+        if fatal and task.status == "queued":       # whatever else it waits for; who has kept its lease decides itself
             give_up(self.engine, work, task, questions[fatal[0].key])
         else:
             wait_or_resume(work, task, questions)
