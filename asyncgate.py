@@ -111,8 +111,8 @@ from asyncgate.parts.model.views import (
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask, GetTaskHistory,
-    Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases, ListLeases,
-    ListOpenObligations, ListReceipts, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
+    Health, Healthy, History, HistoryEvent, Item, Items, JSON_NULL, LatestReceipt, LeaseAsk, LeaseNext, Leases,
+    ListLeases, ListOpenObligations, ListReceipts, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
     Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress, Role, RunTask, Server,
     StartTask, Status, TaskAsk, TaskRecord, Terminator, Welcome)
 from asyncgate.parts.model.clock import elapsed, instant
@@ -1578,10 +1578,10 @@ class Engine:
         error = bytes(ask.error)
         check_size(error, self.settings.max_result_bytes, "error")
         value = parse_json(error, "error")
-        if self._find_repeat(work, caller, ask, "failed"):
-            if (task := work.require_task(ask.task_id)).status == "failed":
-                return Released(True, "failed", False, error_differs=tells_another(ask.error, task.outcome))
-            return answer_return(work, task.task_id)
+        if lease := self._find_repeat(work, caller, ask, "failed"):
+            ends = [(end.receipt_type, end.parents) for end in self._list_under_lease(work, ask)]
+            retried = (FAILED.type, (lease.accepted,)) in ends      # its error is not kept, and has not ended the task
+            return answer_return(work, ask.task_id, JSON_NULL if retried else ask.error)
         if self._is_told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)

@@ -6,12 +6,12 @@ from typing import Any
 
 from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.clock import instant
+from asyncgate.parts.model.content import tells_another
 from asyncgate.parts.model.families import count_awaited
 from asyncgate.parts.model.views import decode_terms, to_utc, to_utc_or_none
 
 PARKS_LIMIT = "max_parks"       # the limit, and why a task that has reached it is on hold
-# Why a lease.expired was written that its worker asked for.
-GIVEN_BACK = frozenset({"released", "parked", stored.INPUT_REQUIRED})
+GIVEN_BACK = frozenset({"released", "parked", stored.INPUT_REQUIRED})   # reasons of an end that the worker asked for
 
 
 def find_park_end(ask: wire.ReleaseLease, now: float) -> float | None:
@@ -37,9 +37,9 @@ def describe_park(ask: wire.ReleaseLease, until: float | None, parks: int) -> di
             "parked_until": None if until is None else to_utc(until)}
 
 
-def answer_return(work: Any, task_id: str) -> wire.Released:
+def answer_return(work: Any, task_id: str, error: Any = wire.JSON_NULL) -> wire.Released:
     """Answer for a task whose lease has ended without a result, the first time or again: from the task as it is."""
     task = work.require_task(task_id)
-    failed = task.status == "failed"        # an answer without which it cannot go on has not come
-    return wire.Released(True, "failed" if failed else "queued", not failed, to_utc_or_none(task.next_eligible_at),
-                         count_awaited(work, task_id))
+    if task.status == "failed":     # by this error, or because an answer without which it cannot go on has not come
+        return wire.Released(True, "failed", False, error_differs=tells_another(error, task.outcome))
+    return wire.Released(True, "queued", True, to_utc_or_none(task.next_eligible_at), count_awaited(work, task_id))

@@ -28,3 +28,20 @@ async def test_a_question_that_expires_under_a_hold_ends_its_task_also_where_its
     assert (await gate.task(offer.task_id)).status == "failed"
     assert await gate.claim("w2") is None
     assert await gate.owed() == []
+
+
+@pytest.mark.parametrize("on_time", [False, True])
+async def test_a_failure_repeated_after_a_question_has_ended_the_task_carries_no_other_error(
+        gate: Gate, on_time: bool) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().request_input(**under(offer), key="go", message="Go?", expires_in_seconds=60,
+                                         on_expiry="fail", keep_lease=True)
+    gate.skip(0 if on_time else 61)
+    error = {"why": "no luck"}
+    first = await gate.as_worker().fail(**under(offer), error=error, retryable=True)
+    await gate.wait(61)
+
+    again = await gate.as_worker().fail(**under(offer), error=error, retryable=True)
+
+    assert (first.status, again.status) == ("queued" if on_time else "failed", "failed")
+    assert (again.requeued, again.error_differs) == (False, False)
