@@ -702,7 +702,7 @@ class Extension:
         """Raise to refuse the payload that a task was just given."""
 
     def check_result(self, work: Work, task: Task, ask: Complete) -> None:
-        """Raise to refuse the result of a task; its lease lives on."""
+        """Raise to refuse the result of a task, whose lease lives on; one that has ended repeats its completion."""
 
     def check_optional_receipt(self, work: Work, task_id: str) -> None:
         """Raise to refuse the receipt that was just written about a task, which can end without it."""
@@ -1483,13 +1483,14 @@ class Engine:
         succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
         """
         located, body = self._read_result(ask)
-        if lease := self._find_repeat(work, caller, ask, "completed"):
-            if located and (task := work.require_task(ask.task_id)).owed:
-                self._locate_result(work, task, lease, lease.worker, located, receipt_id)
-            return answer_success(task := work.require_task(ask.task_id), tells_another(ask.result, task.outcome))
-        task, lease = self.require_lease(work, caller, ask)
-        for check_result in self.on.check_result:
+        again = self._find_repeat(work, caller, ask, "completed")
+        task, lease = (work.tasks[ask.task_id], again) if again else self.require_lease(work, caller, ask)
+        for check_result in self.on.check_result:       # also of a repeated call, which is warned as the first one was
             check_result(work, task, ask)
+        if again:
+            if located and task.owed:
+                self._locate_result(work, task, lease, lease.worker, located, receipt_id)
+            return answer_success(work.tasks[ask.task_id], tells_another(ask.result, task.outcome))
         located = located or self._find_inline(task, ask)
         if not located and self.settings.locatability == "strict":
             raise NotLocatable(f"task {task.task_id} needs artifacts with a pointer, or a delivery_proof whose "
@@ -1503,9 +1504,8 @@ class Engine:
             work.close_obligation(task.duty, task.owner)
         noted = describe_steps(work.progress.get(task.task_id))
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located, **noted}, by=lease.worker,
-                                   lease=lease,
-                                   parents=(task.duty,) if located else (), discriminator="located" if located else "",
-                                   receipt_id=receipt_id)
+                                   lease=lease, parents=(task.duty,) if located else (),
+                                   discriminator="located" if located else "", receipt_id=receipt_id)
         self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})     # None is not told
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._write_anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,

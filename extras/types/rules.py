@@ -15,17 +15,8 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Operation, Task, Work
-from asyncgate.extras.types import served, wire_types
-from asyncgate.extras.types.schemas import (
-    LOOKS_IN_A_BATCH,
-    LOOKS_OF_A_CALL,
-    SMALL_BYTES,
-    Checker,
-    Flaw,
-    Looks,
-    check_declared_schema,
-)
-from asyncgate.parts.model import errors, queries, stored_types, wire
+from asyncgate.extras.types import schemas, served, wire_types
+from asyncgate.parts.model import errors, queries, stored, stored_types, wire
 from asyncgate.parts.model.caller import forbid_type
 from asyncgate.parts.model.content import sha256
 from asyncgate.parts.model.naming import require_addressable
@@ -46,8 +37,8 @@ class Declared(Struct):
     """What is declared of a type, ready for use."""
 
     row: stored_types.DeclaredType
-    payload: Checker | None
-    result: Checker | None
+    payload: schemas.Checker | None
+    result: schemas.Checker | None
 
 
 class Known(Struct):
@@ -65,7 +56,7 @@ class Typed(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.known: Bounded[str, Known] = Bounded(TENANTS_KEPT)
-        self.verdicts: Bounded[tuple[str, str], Flaw | None] = Bounded(MOST_VERDICTS)   # by schema and value
+        self.verdicts: Bounded[tuple[str, str], schemas.Flaw | None] = Bounded(MOST_VERDICTS)   # by schema and value
         self.warnings: Bounded[str, str] = Bounded(MOST_WARNINGS)       # by task, for the answer
         self.thread = asyncio.Lock()        # one large value after another: a thread of Python slows all others
 
@@ -99,8 +90,8 @@ class Typed(Extension):
                  if (declared := before.types.get(row.type)) is not None and declared.row == row}
         if fresh := [row for row in rows if row.type not in types]:
             types |= await asyncio.to_thread(lambda: {row.type: Declared(row, *(
-                None if text is None else Checker(text) for text in (row.payload_schema, row.result_schema)))
-                for row in fresh})
+                None if text is None else schemas.Checker(text)
+                for text in (row.payload_schema, row.result_schema))) for row in fresh})
         return Known(types, "warn" if policy is not None and policy.on_mismatch == "warn" else "refuse", now)
 
     def after_record_change(self, work: Work) -> None:
@@ -135,18 +126,21 @@ class Typed(Extension):
                 while len(self.verdicts) > MOST_VERDICTS:
                     self.verdicts.popitem(last=False)
 
-    async def _list_large(self, caller: Caller, ask: wire.Ask, known: Known) -> list[tuple[Checker, bytes, str]]:
+    async def _list_large(self, caller: Caller, ask: wire.Ask,
+                          known: Known) -> list[tuple[schemas.Checker, bytes, str]]:
         """Return the values of a call that no batch should look at; in a call with many these are all of them."""
         items: Iterable[Any] = getattr(ask, ask.items) if ask.items else [ask]
-        values, with_results = list[tuple[Checker, bytes, str]](), any(row.result for row in known.types.values())
+        values = list[tuple[schemas.Checker, bytes, str]]()
+        with_results = any(row.result for row in known.types.values())
         for item in items:
             if isinstance(item, wire.CreateTask) and (declared := known.types.get(item.type)) and declared.payload:
                 values.append((declared.payload, bytes(item.payload) or NULL, "payload"))
-            elif isinstance(item, wire.Complete) and with_results and (ask.items or len(item.result) > SMALL_BYTES):
+            elif isinstance(item, wire.Complete) and with_results and (
+                    ask.items or len(item.result) > schemas.SMALL_BYTES):
                 snapshot = await self.engine.backend.task(caller.tenant_id, item.task_id)
                 if snapshot and (declared := known.types.get(snapshot[0].type)) and declared.result:
                     values.append((declared.result, bytes(item.result), "result"))
-        return values if ask.items or sum(len(text) for _, text, _ in values) > SMALL_BYTES else []
+        return values if ask.items or sum(len(text) for _, text, _ in values) > schemas.SMALL_BYTES else []
 
     async def after_call(self, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
         """Add the warnings of a call to its answer."""
@@ -172,32 +166,34 @@ class Typed(Extension):
 
     def check_result(self, work: Work, task: Task, ask: wire.Complete) -> None:
         """Refuse a result that does not fit; no result is none that could, if it is said to be elsewhere."""
-        text = bytes(ask.result)
+        self.warnings.pop(task.task_id, None)       # of a call that was refused for another reason
+        text, ended = bytes(ask.result), task.status in stored.TERMINAL
         if (known := self.known.get(work.tenant_id)) is None or (
                 declared := known.types.get(task.type)) is None or declared.result is None or (
-                text == NULL and (ask.artifacts or ask.delivery_proof)):
+                text == NULL and (ask.artifacts or ask.delivery_proof or ended)) or (
+                ended and known.on_mismatch == "refuse"):   # what was taken stays taken, whatever was declared since
             return
         if (flaw := self._find_flaw(declared.result, text, "result")) is not None:
             self._act(known, task, errors.ResultInvalid, flaw)
 
-    def _find_flaw(self, checker: Checker, text: bytes, name: str) -> Flaw | None:
+    def _find_flaw(self, checker: schemas.Checker, text: bytes, name: str) -> schemas.Flaw | None:
         if self.verdicts and (key := (checker.text, sha256(text.decode()))) in self.verdicts:
             return self.verdicts[key]
-        if len(text) > SMALL_BYTES:
+        if len(text) > schemas.SMALL_BYTES:
             raise errors.Overloaded(f"the {name} was not checked yet, because the declaration of its type has just "
                                     "changed; repeat the call", retry_after=1)
-        return checker.find_flaw(text, name, Looks(LOOKS_IN_A_BATCH))
+        return checker.find_flaw(text, name, schemas.Looks(schemas.LOOKS_IN_A_BATCH))
 
-    def _act(self, known: Known, task: Task, refusal: type[errors.GateError], flaw: Flaw) -> None:
+    def _act(self, known: Known, task: Task, refusal: type[errors.GateError], flaw: schemas.Flaw) -> None:
         text = f"{flaw.path} {flaw.why}, as is declared of the type {task.type}"
         if known.on_mismatch == "refuse":
             raise refusal(f"{text}; list_types with type {task.type} shows the schemas", path=flaw.path)
         self.warnings.put(task.task_id, text)
 
 
-def judge_values(values: list[tuple[Checker, bytes, str]]) -> dict[tuple[str, str], Flaw | None]:
+def judge_values(values: list[tuple[schemas.Checker, bytes, str]]) -> dict[tuple[str, str], schemas.Flaw | None]:
     """Hold the values of a call to their schemas."""
-    looks = Looks(LOOKS_OF_A_CALL)
+    looks = schemas.Looks(schemas.LOOKS_OF_A_CALL)
     return {(checker.text, sha256(text.decode())): checker.find_flaw(text, name, looks)
             for checker, text, name in values}
 
@@ -220,15 +216,15 @@ async def keep_declaration(engine: Engine, caller: Caller, type: str, descriptio
     """Store what is declared of a type, if it is new."""
     require_addressable(type)
     require_type(caller, type)
-    schemas = {name: bytes(text).decode() for name, text in (
+    given = {name: bytes(text).decode() for name, text in (
         ("payload_schema", payload_schema), ("result_schema", result_schema)) if bytes(text) not in (b"", NULL)}
     known = (await require_typed(engine).know(caller.tenant_id)).types
-    changes: dict[str, Any] = {**schemas, **({} if description is None else {"description": description})}
+    changes: dict[str, Any] = {**given, **({} if description is None else {"description": description})}
     row = known[type].row if type in known else None
     if row is not None and all(getattr(row, name) == value for name, value in changes.items()):
         return row
-    for name, text in schemas.items():
-        await asyncio.to_thread(check_declared_schema, text.encode(), name)
+    for name, text in given.items():
+        await asyncio.to_thread(schemas.check_declared_schema, text.encode(), name)
     others = [declared.row for name, declared in known.items() if name != type]
 
     def decide(work: Work) -> stored_types.DeclaredType:
@@ -297,11 +293,11 @@ async def list_types(engine: Engine, caller: Caller, ask: wire_types.ListTypes) 
     return wire_types.ServedTypes(shown, known.on_mismatch)
 
 
-def add_declared(row: wire_types.ServedType, declared: Declared | None, schemas: bool) -> wire_types.ServedType:
+def add_declared(row: wire_types.ServedType, declared: Declared | None, whole: bool) -> wire_types.ServedType:
     """Add to a row what is declared."""
     if declared is not None:
         row.description = declared.row.description
-        if schemas:
+        if whole:
             row.payload_schema = to_raw(declared.row.payload_schema)
             row.result_schema = to_raw(declared.row.result_schema)
     return row
