@@ -979,7 +979,7 @@ class Engine:
             check_new_task(work)
         for check_payload in self.on.check_payload:
             check_payload(work, task)
-        return Created(task.task_id, "queued", unique=UNSET if ask.unique is None else tell_outcome(task))
+        return Created(task.task_id, "queued", unique=tell_outcome(task))
 
     @contextlib.contextmanager
     def check_optional_receipts(self, work: Work, task_id: str) -> Iterator[None]:
@@ -995,7 +995,7 @@ class Engine:
         if differs and self.settings.idempotency_mismatch == "refuse":
             raise IdempotencyConflict(f"this idempotency key made task {task.task_id} from another body",
                                       task_id=task.task_id)
-        return note_repeats(Created(task.task_id, task.status, payload_differs=differs), 1)
+        return note_repeats(Created(task.task_id, task.status, payload_differs=differs, unique=tell_outcome(task)), 1)
 
     def _draft_task(self, work: Work, caller: Caller, creator: Principal,
                     ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
