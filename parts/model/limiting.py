@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import lru_cache
-from itertools import chain
 from math import inf, prod
 from typing import Annotated, Any, Protocol
 
@@ -160,14 +159,15 @@ def list_opened(work: Any) -> list[tuple[str, str]]:
     """Return the turns that a batch opens, if they rest: those in which a task waits now."""
     if work.limiting.settled:
         return []
-    return list({(str(task.lane), task.limits): None for task in chain(work.added.values(), work.moved.values())
+    # Postgres saves with the progress of a task that its time has come; then no claim opens its turn for that.
+    saved = [work.tasks[task_id] for task_id in (*work.added, *work.moved, *work.progressed)]
+    return list({(str(task.lane), task.limits): None for task in saved
                  if task.limits is not None and task.claimable(work.now)})
 
 
 def list_granted(work: Any) -> list[stored.Task]:
     """Return the tasks with limits that a batch leases without finding them by a claim."""
-    tasks = [work.tasks[task_id] for task_id in work.needs.granted if task_id in work.tasks]
-    return [task for task in tasks if task.limits is not None]
+    return [task for task_id in work.needs.granted if (task := work.tasks.get(task_id)) and task.limits is not None]
 
 
 # What a batch knows of limits.
