@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,6 +23,7 @@ from asyncgate.clients import http
 from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS
 from asyncgate.clients.in_process import InProcess
 from asyncgate.clients.operations import CALLS
+from asyncgate.clients.worker.job import run_in_thread
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model import jsonrpc
 from asyncgate.parts.model.content import JsonObject
@@ -38,7 +39,6 @@ NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "u
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 FINISH_SECONDS = 5.0              # for calls that wait for something, after the host closes its end
 LONGEST_WAIT_SECONDS = 60.0     # the upper limit of a gate's setting
-
 
 log = logging.getLogger("asyncgate")
 
@@ -58,7 +58,7 @@ class Bridge:
 
     async def serve(self, read: Callable[[], bytes]) -> None:
         """Pass on messages until the host closes its end."""
-        while line := await asyncio.to_thread(read):
+        while line := await run_in_thread(read):
             if line.strip():
                 self.take(line)
         left = list(self.under_way.values())
@@ -80,7 +80,9 @@ class Bridge:
             return self.refuse(None, jsonrpc.PARSE_ERROR, "send one message per line: a JSON object")
         id, method = message.get("id"), message.get("method")
         if method == "notifications/cancelled":
-            self.cancel(read_params(message).get("requestId"))
+            canceled = read_params(message).get("requestId")
+            if isinstance(canceled, str | int) and (task := self.under_way.get(canceled)):
+                task.cancel()       # the gate sees the disconnect
         elif isinstance(method, str) and isinstance(id, str | int):    # notifications get no answer
             self.under_way[id] = task = asyncio.create_task(self.carry(line.strip(), message, method, id))
             task.add_done_callback(lambda _: self.under_way.pop(id, None))
@@ -89,11 +91,6 @@ class Bridge:
                 task.add_done_callback(self.waiting.discard)
         elif isinstance(method, str) and not method.startswith("notifications/"):
             self.refuse(None, jsonrpc.INVALID_MESSAGE, f"{method} needs an id, a string or an integer")
-
-    def cancel(self, id: Any) -> None:
-        """Cancel a request; the gate sees the disconnect."""
-        if isinstance(id, str | int) and (task := self.under_way.get(id)):
-            task.cancel()
 
     async def carry(self, line: bytes, message: JsonObject, method: str, id: str | int) -> None:
         """Send one request and write its answer."""
@@ -143,9 +140,8 @@ class Bridge:
         """Write the answer to one request."""
         message = http.read_object(answer.content)
         if "jsonrpc" not in message and "error" not in message:
-            foreign = http.NotAGate(self.exchange.url, "its answer is not MCP")
-            return self.refuse(id, jsonrpc.INTERNAL_ERROR,
-                               str(foreign if answer.is_success else self.exchange.refusal(answer)))
+            return self.refuse(id, jsonrpc.INTERNAL_ERROR, str(self.exchange.refusal(answer) if not answer.is_success
+                               else http.NotAGate(self.exchange.url, "its answer is not MCP")))
         if "jsonrpc" not in message:
             return self.refuse(id, jsonrpc.CODES.get(answer.status_code, jsonrpc.INTERNAL_ERROR),
                                str(message.get("message")), message)
@@ -177,8 +173,7 @@ def is_repeatable(message: JsonObject, method: str) -> bool:
     params = read_params(message)
     if method != "tools/call":
         return True
-    name = str(params.get("name"))
-    op = CALLS.get(name.removeprefix(jsonrpc.TOOL_PREFIX)[1:])
+    op = CALLS.get(str(params.get("name")).removeprefix(jsonrpc.TOOL_PREFIX)[1:])
     arguments = params.get("arguments")
     keyed = isinstance(arguments, dict) and not arguments.keys().isdisjoint(op.keys) if op else False
     return op is not None and op.repeatable and (keyed or not op.keys)
@@ -200,6 +195,11 @@ def encode_header(text: str) -> str:
     """Encode a text for a header: unchanged, or in MCP's encoding if a header cannot contain it."""
     safe = text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=?base64?")
     return text if safe else f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def open_input() -> BinaryIO:
+    """Return standard input for a thread that still reads when the process ends: with sys.stdin Python would crash."""
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def write_message(line: bytes) -> None:
@@ -224,7 +224,7 @@ async def serve_running(url: str | None, token: str | None, path: str,
     patience = http.ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
         bridge = Bridge(client, exchange, path, write_message, streams=True, patience_seconds=patience_seconds)
-        await bridge.serve(sys.stdin.buffer.readline)
+        await bridge.serve(open_input().readline)
 
 
 async def serve_embedded(settings: Settings, path: str) -> None:
@@ -236,5 +236,5 @@ async def serve_embedded(settings: Settings, path: str) -> None:
     async with gate.app.router.lifespan_context(gate.app):
         async with httpx2.AsyncClient(transport=InProcess(gate)) as client:
             bridge = Bridge(client, http.Exchange("http://localhost", ""), path, write_message, streams=False)
-            await bridge.serve(sys.stdin.buffer.readline)
+            await bridge.serve(open_input().readline)
         gate.drain()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -193,6 +194,27 @@ def test_a_call_that_the_host_cancels_leaves_nothing_in_its_log() -> None:
 
     assert (answered["id"], more, program.returncode) == (2, "", 0)
     assert "ERROR" not in log
+
+
+@pytest.mark.parametrize("options", [["--url", "http://127.0.0.1:9"], ["--database", "memory://"]])
+def test_ctrl_c_ends_it_while_the_host_keeps_its_end_open(options: list[str]) -> None:
+    with subprocess.Popen([sys.executable, *RUN, *options], stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=surroundings()) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write("no JSON\n")
+        program.stdin.flush()
+        program.stdout.readline()       # and it reads on
+        program.send_signal(signal.SIGINT)
+        try:
+            status = program.wait(PATIENCE_SECONDS)
+        finally:
+            program.kill()      # it would not end with the test
+        assert program.stderr is not None
+        log = program.stderr.read()
+
+    assert status == 0
+    assert "Traceback" not in log
 
 
 def test_no_gate_is_an_error_that_says_what_to_do() -> None:
