@@ -6,6 +6,7 @@ processes commit is found by reading the receipts of the tenant, once for all of
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
@@ -114,6 +115,5 @@ class Followers:
     async def close(self, seconds: float) -> None:
         """Stop all couriers."""
         await self.scout.close(0.0)
-        for couriers in self.by_task.values():
-            for courier in couriers.values():
-                await courier.close(seconds)
+        couriers = [courier for theirs in self.by_task.values() for courier in theirs.values()]
+        await asyncio.gather(*(courier.close(seconds) for courier in couriers))

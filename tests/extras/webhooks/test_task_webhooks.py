@@ -17,7 +17,8 @@ from asyncgate.extras.webhooks.pruning import DeliveryPruner
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
-from tests.support.receiver import OK, Came, Receiver, Reply
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.receiver import HANG, OK, Came, Receiver, Reply
 from tests.support.webhook_tools import STORY, Told, add, make_told, types, until
 
 pytestmark = pytest.mark.anyio
@@ -291,3 +292,23 @@ async def test_an_ended_webhook_is_not_made_active_again(told: Told) -> None:
         listed = await gate.as_admin().list_deliveries(webhook_id=made.webhook.webhook_id)
 
     assert [row.state for row in listed.deliveries] == ["delivered"] * 3
+
+
+async def test_a_gate_that_stops_waits_for_all_receivers_of_tasks_at_the_same_time(told: Told) -> None:
+    async with told() as gate, Receiver(lambda came: HANG) as receiver:
+        for _ in range(3):
+            await follow(gate, await gate.create(), receiver.url)
+            await finish(gate)
+        await receiver.until(lambda: len({request.task_id for request in receiver.came}) == 3)
+        webhooks = gate.engine.find_extension(Webhooks)
+        assert webhooks is not None
+        followers = webhooks.followers[gate.tenant_id]
+        couriers = [courier for theirs in followers.by_task.values() for courier in theirs.values()]
+        stopping = asyncio.ensure_future(followers.close(PATIENCE_SECONDS))
+        while not any(courier.closed for courier in couriers):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        told_to_stop = [courier.closed for courier in couriers]
+        receiver.ended.set()
+        await stopping
+
+    assert told_to_stop == [True] * 3
