@@ -97,18 +97,17 @@ class OpenTasks:
             return
         try:
             task = await gate.call("get_task", **self.worker.me, task_id=task_id)
-        except http.Refusal as refusal:
-            if refusal.status in (403, 404):        # another worker has it, or it is deleted
-                self.forget(task_id)
-            return
-        except http.Unreachable:
-            return
-        if task["status"] in stored.TERMINAL and task_id not in self.followed:
-            try:
-                await self.remote.call("CancelTask", {"id": remote_id}, {})
-                log.info("task %s has ended: the agent's task %s is canceled", task_id, remote_id)
-            except Refused as refused:      # it has ended, or the agent does not cancel
-                log.info("task %s has ended, and the agent's task %s is not canceled: %s", task_id, remote_id, refused)
-            except Away:
+            if task["status"] not in stored.TERMINAL or task_id in self.followed:
                 return
-            self.forget(task_id)
+            await self.remote.call("CancelTask", {"id": remote_id}, {})
+            log.info("task %s has ended: the agent's task %s is canceled", task_id, remote_id)
+        except http.Refusal as refusal:
+            if refusal.status not in (403, 404):        # else another worker has it, or it is deleted
+                return
+        except Refused as refused:      # it has ended, or the agent does not cancel
+            log.info("task %s has ended, and the agent's task %s is not canceled: %s", task_id, remote_id, refused)
+        except (http.Unreachable, Away):
+            return
+        except Exception:       # the other tasks are looked after all the same
+            return log.exception("task %s: the agent's task %s cannot be looked after now", task_id, remote_id)
+        self.forget(task_id)

@@ -3,6 +3,7 @@
 It prints its address, and writes a line to FOLDER/calls for each message that it takes up, and one to FOLDER/answers
 for each request.  With `no` its card says that it streams nothing.  The words of a message say what it does: `ask`,
 `auth`, `fail`, `reject`, `talk` (a message, no task), `data`, `two` (artifacts), and `slow`, which waits for FOLDER/go.
+It answers oddly to the next CancelTask if there is FOLDER/odd.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 FOLDER = Path(sys.argv[1])
@@ -100,6 +101,9 @@ async def guard(request: Request, call: RequestResponseEndpoint) -> Response:
     if request.url.path.startswith("/a2a") and request.headers.get("authorization") != KEY:
         note("strangers", request.url.path)
         return Response(status_code=401)
+    if (FOLDER / "odd").exists() and b"CancelTask" in await request.body():
+        (FOLDER / "odd").unlink()
+        return JSONResponse({"error": {"code": [], "message": "odd"}})
     answer = await call(request)
     if request.url.path.startswith("/a2a"):
         note("answers", answer.headers.get("content-type", ""))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import uuid
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -45,6 +46,11 @@ def end(task: Any) -> tuple[str, Any]:
     """Return how a task has ended."""
     error = task["result"]["error"]
     return task["status"], task["result"]["result"] if error is None else error
+
+
+def steps_of(bridge: Bridge, task_id: str) -> Any:
+    """Return what a task has recorded."""
+    return bridge.gate.call("list_steps", task_id=task_id)["steps"]
 
 
 @pytest.fixture
@@ -190,6 +196,20 @@ def test_a_canceled_task_cancels_the_remote_one(opened: Bridge, text: str) -> No
     if text == "ask":
         opened.question(task_id)
     opened.gate.call("cancel_task", task_id=task_id)
+
+    assert opened.called("canceled") == [line.split()[0]]
+
+
+def test_an_odd_answer_to_one_cancellation_keeps_no_later_one_from_the_agent(opened: Bridge) -> None:
+    (opened.folder / "odd").touch()
+    opened.agent()
+    opened.work()
+    for number in (1, 2):
+        task_id = opened.create("slow")
+        line = opened.called("calls", number)[-1]
+        poll(partial(steps_of, opened, task_id))
+        opened.gate.call("cancel_task", task_id=task_id)
+        poll(lambda: not (opened.folder / "odd").exists())
 
     assert opened.called("canceled") == [line.split()[0]]
 
