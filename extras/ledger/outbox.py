@@ -156,6 +156,7 @@ class Ledger(Extension):
         """Return how far the ledger lags for all tenants; if the database takes long to count, as it was last known."""
         if self.measuring is None or self.measuring.done():
             self.measuring = asyncio.create_task(self.lag())
+            self.measuring.add_done_callback(lambda ended: ended.cancelled() or ended.exception())      # retrieved
         await asyncio.wait([measuring := self.measuring], timeout=MEASURE_SECONDS)
         self.known_lag = measuring.result() if measuring.done() else self.known_lag
         return self.known_lag

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import logging
@@ -18,6 +19,7 @@ from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.extras.ledger import outbox
 from asyncgate.extras.ledger.outbox import Breaker, Ledger
 from asyncgate.parts.model.caller import NOBODY
+from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 from asyncgate.parts.model.stored import Lag, Receipt
@@ -147,6 +149,27 @@ async def test_the_health_check_tells_the_last_known_lag_while_the_database_take
 
     assert during == [UNSET, UNSET]
     assert after.waiting == 0
+
+
+async def test_a_count_that_fails_when_nobody_waits_for_it_any_more_is_not_logged_as_never_retrieved(
+        integrated: Integrated, stub: StubLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MEASURE_SECONDS", 0.0)
+    counted, problems = asyncio.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+
+    async def count_in_vain() -> list[str]:
+        await counted.wait()
+        raise DatabaseUnavailable("it has gone meanwhile", retry_after=1)
+    async with integrated(stub.url) as gate:
+        unsent, gate.backend.unsent = gate.backend.unsent, count_in_vain
+        await gate.engine.health(NOBODY, Health())
+        counted.set()
+        await asyncio.wait([gate.ledger.measuring])
+        gate.backend.unsent = unsent
+        await gate.engine.health(NOBODY, Health())
+        gc.collect()
+
+    assert problems == []
 
 
 async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circuit(
