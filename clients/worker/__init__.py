@@ -535,10 +535,9 @@ class Worker:
         """Wait for the running jobs, at most `drain_seconds`."""
         if self.jobs:
             log.info("%s: stopping; jobs running: %d", self.worker_id, len(self.jobs))
-        hurried, until = asyncio.ensure_future(self.hurried.wait()), self.loop.time() + self.drain_seconds
-        while self.jobs and not hurried.done() and (left := until - self.loop.time()) > 0:
-            await asyncio.wait([hurried, *self.jobs.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.drain_seconds):
+                    await self._unless(self.hurried, asyncio.wait(self.jobs.values()))
 
     async def _leave(self) -> None:
         """Stop the running jobs and release all leases, including those of a claim whose answer was lost."""

@@ -1484,3 +1484,22 @@ async def test_a_call_that_fails_while_the_worker_stops_is_not_logged_as_an_erro
     gc.collect()
 
     assert problems == []
+
+
+async def test_a_worker_that_is_canceled_while_it_finishes_its_work_leaves_nothing_running(
+        gate: AsyncHttp, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    worker, begun, before = made(gate), asyncio.Event(), asyncio.all_tasks()
+
+    @worker.task("t")
+    async def work(payload: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with at_work(worker):
+        await gate.call("create_task", type="t", payload=None)
+        await begun.wait()
+        worker.stop()
+        await until_so(lambda: "jobs running: 1" in caplog.text)
+
+    assert asyncio.all_tasks() == before
