@@ -8,11 +8,12 @@ import re
 from typing import Any
 
 import pytest
-from mcp.server.subscriptions import ResourceUpdated
+from mcp.server.subscriptions import ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
 from asyncgate import SCOPES, Caller
 from asyncgate.clients.http import AsyncHttp, Http
+from asyncgate.parts.faces.mcp import context
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -184,7 +185,8 @@ async def test_a_subscription_ends_when_its_key_is_revoked(served: Any) -> None:
     assert len(served.engine.extensions) == resting
 
 
-async def test_a_subscription_ends_with_its_client(served: Any) -> None:
+async def leave_a_subscription(served: Any, drained: bool = False) -> None:
+    """Subscribe, and hang up, or have the gate end it."""
     gone, resting = asyncio.Event(), served.engine.extensions
     asked = message("subscriptions/listen", notifications={"resourceSubscriptions": ["asyncgate://obligations"]})
     headers = [*asked["headers"], ("authorization", f"Bearer {TOKEN}")]
@@ -208,10 +210,29 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while served.engine.extensions == resting:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
-        gone.set()
-        await listening
+        served.gate.drain() if drained else gone.set()
+        await asyncio.wait([listening])     # canceled by the time-out, it would end all the same
 
     assert served.engine.extensions == resting
+
+
+async def test_a_subscription_ends_with_its_client(served: Any) -> None:
+    await leave_a_subscription(served)
+
+
+async def test_a_gate_that_stops_ends_a_subscription_although_credentials_change_at_the_same_moment(
+        served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(ListenHandler):
+        async def __call__(self, ctx: Any, params: Any) -> Any:
+            try:
+                return await super().__call__(ctx, params)
+            finally:
+                for extension in served.engine.extensions:
+                    if isinstance(extension, context.Credentials):
+                        extension.changed.set()
+    monkeypatch.setattr(context, "ListenHandler", Left)
+
+    await leave_a_subscription(served, drained=True)
 
 
 async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any) -> None:

@@ -153,15 +153,15 @@ class Library:
     async def _while_good(self, ctx: Context, handler: ListenHandler) -> None:
         """End a subscription when its credential is no longer valid."""
         engine, caller, changed = self.engine(), self.caller(ctx), asyncio.Event()
-
         credentials = Credentials(changed)
         engine.extend(credentials)
         try:
             while True:
                 await engine.check_caller(caller)
                 changed.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), CREDENTIAL_CHECK_SECONDS)
+                with suppress(TimeoutError):        # wait_for may swallow a cancellation before Python 3.12
+                    async with asyncio.timeout(CREDENTIAL_CHECK_SECONDS):
+                        await changed.wait()
         except errors.GateError:
             handler.close()
         finally:
