@@ -35,15 +35,15 @@ class Lookups:
                     await place.acquire()
                     held.callback(place.release)
                 if (host, port) not in self.under_way:      # else it has begun while this caller waited
-                    self._begin(host, port, held.pop_all())
+                    self._begin(host, port, held)
         return await asyncio.shield(self.under_way[host, port])      # another caller may still wait for it
 
     def _begin(self, host: str, port: int, held: contextlib.ExitStack) -> None:
         loop = asyncio.get_running_loop()
-        begun = self.under_way[host, port] = loop.create_future()
+        begun: asyncio.Future[list[str]] = loop.create_future()
 
         def end(addresses: list[str], error: Exception | None) -> None:
-            held.close()        # only now: nobody may wait for the thread any more, but it was still held
+            kept.close()        # only now: nobody may wait for the thread any more, but it was still held
             del self.under_way[host, port]
             if error is None:
                 begun.set_result(addresses)
@@ -62,6 +62,8 @@ class Lookups:
 
         # A daemon, unlike the threads of a pool: a process that ends waits for no name server.
         threading.Thread(target=work, name="look-up", daemon=True).start()
+        # Order: behind the start, which fails where the machine has no thread to spare.
+        self.under_way[host, port], kept = begun, held.pop_all()
 
 
 def look_up(host: str, port: int) -> list[str]:

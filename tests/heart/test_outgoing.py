@@ -8,6 +8,7 @@ import gzip
 import ipaddress
 import re
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -31,6 +32,7 @@ from asyncgate.parts.process.outgoing import (
     split_exceptions,
     unmap_ipv4,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -576,3 +578,17 @@ async def test_all_outgoing_calls_read_the_certificate_authorities_once(
     await calls.close()
 
     assert len(made) == 1
+
+
+async def test_a_host_is_looked_up_again_after_the_machine_had_no_thread_to_spare(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+    lookups = Lookups(most=1)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", find_none)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await lookups.resolve("127.0.0.1", 80)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await lookups.resolve("127.0.0.1", 80) == ["127.0.0.1"]
