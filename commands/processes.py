@@ -111,19 +111,21 @@ class Slot:
                 self.ready.set()
 
     async def start(self) -> None:
-        """Start a process."""
-        self.sockets = self.sockets or server.bind_sockets(self.settings.host, self.port, shared=True)
+        """Start a process; one that the machine has no room for counts as one that has ended."""
         self.ready.clear()
         self.begun_at = self.beat_at = asyncio.get_running_loop().time()
-        files = [sock.fileno() for sock in self.sockets]
-        self.process = await asyncio.create_subprocess_exec(
-            *self.command(files), stdin=asyncio.subprocess.PIPE, pass_fds=files, env=self.environment(),
-            start_new_session=True)     # Ctrl-C is for the parent
+        try:
+            self.sockets = self.sockets or server.bind_sockets(self.settings.host, self.port, shared=True)
+            files = [sock.fileno() for sock in self.sockets]
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command(files), stdin=asyncio.subprocess.PIPE, pass_fds=files, env=self.environment(),
+                start_new_session=True)     # Ctrl-C is for the parent
+        except OSError as error:
+            log.error("process %d cannot be started: %s", self.number, error)
 
     async def end(self) -> int:
         """Wait for the end of the process; return its status, which is negative after a signal."""
-        assert self.process is not None
-        status = await self.process.wait()
+        status = await self.process.wait() if self.process is not None else 1
         old = asyncio.get_running_loop().time() - self.begun_at > YOUNG_SECONDS or self.replaced
         self.pause = 0.0 if old else min(max(2 * self.pause, SHORTEST_WAIT), LONGEST_WAIT)
         self.process = None
@@ -171,8 +173,7 @@ class Parent:
     def __init__(self, settings: Settings, port: int, number: int) -> None:
         self.places = [Slot(n, settings, port, number) for n in range(1, number + 1)]
         self.where = f"{settings.host}:{port}"
-        self.manager = Notifier()
-        self.begun, self.status = False, 0
+        self.manager, self.begun, self.status = Notifier(), False, 0
         self.restarting: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -189,9 +190,8 @@ class Parent:
                 loop.add_signal_handler(sign, self._stop)
             beside = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
             await asyncio.gather(*(self._keep(place) for place in self.places))
-            for task in (*beside, self.restarting):
-                if task is not None:
-                    task.cancel()
+            for task in filter(None, (*beside, self.restarting)):
+                task.cancel()
         return self.status
 
     async def _announce(self) -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -157,6 +158,24 @@ async def test_work_goes_on_when_a_process_is_killed_and_another_takes_its_place
     gate.process.send_signal(signal.SIGTERM)
     assert gate.end() == 0
     assert not any(map(is_there, after))
+
+
+async def test_the_others_go_on_while_the_machine_has_no_room_for_another_process(several: Start) -> None:
+    gate = await several(number=2)
+    gate.begin()
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, (3, usual[1]))
+    killed, left = gate.children()
+
+    os.kill(killed, signal.SIGKILL)
+
+    gate.until("process . cannot be started: .*Too many open files")
+    assert gate.children() == [left]
+    resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, usual)
+    until(lambda: len(gate.children()) == 2)
+    assert len(gate.instances(2)) == 2
+    gate.process.send_signal(signal.SIGTERM)
+    assert gate.end() == 0
 
 
 async def test_each_process_has_a_name_of_its_own_and_the_parent_passes_the_end_on(several: Start) -> None:
