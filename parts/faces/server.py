@@ -302,6 +302,8 @@ class HttpServer(uvicorn.Server):
             self.status = 1
         if self.force_exit or self.lifespan.should_exit:
             self.status = 1
+        if self.status:
+            await self.lifespan.give_up()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -334,7 +336,7 @@ class HttpServer(uvicorn.Server):
 
     def _interrupt(self) -> None:
         if self.force_exit or not self.started:
-            self.lifespan.cancel()
+            self.ending = self.loop.create_task(self.lifespan.give_up())
         if self.force_exit:
             for connection in list(self.server_state.connections):
                 cast(Http, connection).transport.abort()
@@ -348,7 +350,7 @@ async def listen_beside(app: Any, settings: Settings, tls: Tls | None) -> AsyncI
         sockets = bind_sockets(settings.host, settings.port)
     except (OSError, ValueError) as error:
         raise errors.StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
-    server = HttpServer(config, drain=_do_nothing)
+    server = HttpServer(config, drain=lambda: None)
     server.loop, server.lifespan = asyncio.get_running_loop(), Lifespan(config)
     listeners = [await server._listen(sock) for sock in sockets]
     try:
@@ -358,10 +360,6 @@ async def listen_beside(app: Any, settings: Settings, tls: Tls | None) -> AsyncI
             listener.close()
         for connection in list(server.server_state.connections):
             cast(Http, connection).transport.abort()
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class Lifespan:
@@ -403,9 +401,11 @@ class Lifespan:
         if not self.reply.done():
             self.reply.set_result(message)
 
-    def cancel(self) -> None:
-        """Cancel an app that is still starting or closing."""
-        self.task.cancel()
+    async def give_up(self) -> None:
+        """Cancel the app, and each step by which it still closes: a database that hangs may hold up all of them."""
+        while not self.task.done():
+            self.task.cancel()
+            await asyncio.wait((self.task,), timeout=0.1)
 
     def failure(self) -> BaseException | None:
         """Return the exception that ended the app, if any."""

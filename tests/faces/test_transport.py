@@ -59,7 +59,10 @@ async def lifespan(receive, send):
     await receive()
     say("closing")
     if options.close == "hang":
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()        # and so does the next step
     await send({"type": "lifespan.shutdown.complete"})
 
 
@@ -705,6 +708,16 @@ def test_a_second_signal_cuts_what_still_runs(launch: Start) -> None:
     server.process.send_signal(signal.SIGTERM)
 
     assert client.rest() == b""
+    assert server.end()[0] == 1
+
+
+def test_a_second_signal_ends_an_app_that_does_not_close(launch: Start) -> None:
+    server = launch(shutdown_seconds=10 * PATIENCE_SECONDS, close="hang").start()
+
+    server.process.send_signal(signal.SIGTERM)
+    server.until("closing")
+    server.process.send_signal(signal.SIGTERM)
+
     assert server.end()[0] == 1
 
 
