@@ -65,7 +65,7 @@ def tell_outcome(task: stored.Task) -> wire.UniqueOutcome | UnsetType:
     """Return what became of the task that held the key of a new one."""
     if task.held == stored.KEY_TAKEN:
         return "waits"
-    return "superseded" if '"supersedes":' in task.terms else UNSET     # in a text its quotes would be escaped
+    return "superseded" if '"supersedes":' in task.terms and decode_terms(task.terms).supersedes else UNSET
 
 
 def offer_successor(work: Any, ended: stored.Task) -> None:

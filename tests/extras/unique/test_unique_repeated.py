@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 def ask(key: str, on_conflict: str) -> dict[str, Any]:
     return {"type": "sync", "payload": None, "idempotency_key": key,
-            "unique": {"key": "k", "on_conflict": on_conflict}, "task_summary": '"supersedes":'}
+            "unique": {"key": "k", "on_conflict": on_conflict}, "success_criteria": {"supersedes": "all"}}
 
 
 async def test_a_repeated_creation_says_what_became_of_the_task_that_held_its_key(gate: Gate) -> None:
