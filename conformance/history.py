@@ -38,9 +38,9 @@ READINGS = 20           # of all that is stored, until two in a row are the same
 CLOCK_DIGIT = 1e-5      # of seconds, which answers round
 CLOCKS_DIFFER = 0.005   # seconds, between what gates that share a database take for its time
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
+QUESTION_ENDS = frozenset({"input.answered", "input.expired"})
 OPENED_BY = {"task.assigned": frozenset(ENDING_RECEIPTS.values()),
-             "schedule.created": frozenset({"schedule.deleted"}),
-             "input.requested": frozenset({"input.answered", "input.expired"})}
+             "schedule.created": frozenset({"schedule.deleted"}), "input.requested": QUESTION_ENDS}
 JOINED = ("returned", "replaced")        # what a call is answered that has made no task
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
@@ -566,15 +566,14 @@ class History:
         return used
 
     def parks(self) -> Iterator[str]:
-        """A parked task is leased to nobody before its time, unless it was on hold and released; parks are counted."""
+        """A parked task is leased to nobody before its time, an answer or a release from a hold; parks are counted."""
         for task in self.end.tasks.values():
-            until, parked, count = 0.0, 0.0, 0
-            freed = self.freed[task.task_id]
+            until, parked, count, freed = 0.0, 0.0, 0, self.freed[task.task_id]
             for receipt in self.end.chains.get(task.task_id, ()):
                 told = body(receipt) if receipt.receipt_type == "lease.expired" else {}
+                until = 0.0 if receipt.receipt_type in QUESTION_ENDS else until
                 early = receipt.receipt_type == "task.accepted" and receipt.created_at < until - CLOCKS_DIFFER
-                if early and not any(
-                        parked <= moment <= receipt.created_at for moment in freed):
+                if early and not any(parked <= moment <= receipt.created_at for moment in freed):
                     yield f"task {task.task_id} was parked, and leased {until - receipt.created_at:.3f} s too early"
                 if told.get("reason") == "parked":
                     waits = "until_children" in told or "parked_until" not in told      # its children may end before
@@ -652,7 +651,7 @@ class History:
         """A question ends once, after it was asked; its task waits meanwhile, and leaves none open at its end."""
         for task in self.end.tasks.values():
             asked = self.end.of(task.task_id, "input.requested")
-            ends = [*self.end.of(task.task_id, "input.answered"), *self.end.of(task.task_id, "input.expired")]
+            ends = [end for type in sorted(QUESTION_ENDS) for end in self.end.of(task.task_id, type)]
             for request in asked:
                 mine = [end for end in ends if request.receipt_id in end.parents]
                 if len(mine) > 1:
@@ -780,6 +779,7 @@ class History:
                  for receipt in self.end.of(child.task_id, "task.assigned")}
         released = [event.event_id for event in self.end.events
                     if (event.task_id, event.event_type) == (task_id, "task.hold_released")]
+        released += [receipt.receipt_id for type in QUESTION_ENDS for receipt in self.end.of(task_id, type)]
         for park in self.end.of(task_id, "lease.expired"):
             told = body(park)
             if told.get("until_children") != "all" or "parked_until" in told:

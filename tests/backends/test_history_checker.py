@@ -302,18 +302,36 @@ def leases_in_a_paused_tenant(f: Forgery) -> None:
     leases_under(f, "w1", whole_tenant=True)
 
 
-def parks(f: Forgery, again_at: float, parks: int = 1) -> None:
+def asks_beside(f: Forgery, name: str) -> None:
+    """Ask something under a lease that is kept."""
+    f.call("request_input", "w1", {"receipt_id": f"{name}-2b"}, task_id=name, lease_id=f"{name}-a", key="k")
+    f.receipt(f"{name}-2b", "input.requested", name, "w1", "boss", f"{name}-a", (f"{name}-2",), key="k",
+              lease_ended=False)
+
+
+def is_answered(f: Forgery, name: str, receipt_id: str) -> None:
+    f.call("answer_input", "root", {"receipt_id": receipt_id, "action": "accept"}, task_id=name, key="k")
+    f.receipt(receipt_id, "input.answered", name, "root", parents=(f"{name}-2b",), key="k", action="accept",
+              in_place_of={"kind": "agent", "id": "boss"})
+
+
+def parks(f: Forgery, again_at: float, parks: int = 1, asked: bool = False) -> None:
     """Park task v for a minute, and lease it again."""
     moment = datetime.fromtimestamp(f.clock + 60, UTC).isoformat()
+    if asked:
+        asks_beside(f, "v")
     f.receipt("v-3", "lease.expired", "v", "asyncgate", "eve", lease="v-a", parents=("v-2",), reason="parked",
               parked_until=moment, parks=parks)
     f.clock += again_at
+    if asked:
+        is_answered(f, "v", "v-3b")
     f.receipt("v-4", "task.accepted", "v", "w1", lease="v-b", parents=("v-1",), fence=2)
     f.change("v", fence=2)
     f.lease("v", "v-b", 2, "live")
 
 
-def family(f: Forgery, early: bool = False, counts: str = '{"canceled":1,"told":1}', held: bool = False) -> None:
+def family(f: Forgery, early: bool = False, counts: str = '{"canceled":1,"told":1}', held: bool = False,
+           asked: bool = False) -> None:
     """Task y waits for its child z, which is canceled, and is leased again."""
     f.call("create_task", "ada", {"task_id": "y", "status": "queued"})
     f.receipt("y-1", "task.assigned", "y", "ada", "ada")
@@ -321,8 +339,12 @@ def family(f: Forgery, early: bool = False, counts: str = '{"canceled":1,"told":
     f.receipt("y-2", "task.accepted", "y", "w1", lease="y-a", parents=("y-1",), fence=1)
     f.call("create_task", "ada", {"task_id": "z", "status": "queued"})
     f.receipt("y-3", "task.assigned", "z", "ada", "ada")
+    if asked:
+        asks_beside(f, "y")
     f.receipt("y-4", "lease.expired", "y", "asyncgate", "ada", lease="y-a", parents=("y-2",), reason="parked", parks=1,
               until_children="all")
+    if asked:
+        is_answered(f, "y", "y-4b")
     f.call("cancel_task", "ada", {"ok": True, "status": "canceled"}, task_id="z")
     f.receipt("y-6", "task.canceled", "z", "ada", parents=("y-3",))
     f.receipt("y-7", "task.result_ready", "z", "asyncgate", "ada", parents=("y-6",))
@@ -687,6 +709,14 @@ def test_a_recorded_step_and_a_park_are_part_of_a_true_history() -> None:
 def test_a_parent_that_is_leased_after_the_end_of_its_child_is_part_of_a_true_history() -> None:
     f = truth()
     family(f)
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_an_answer_that_ends_a_park_or_a_wait_for_children_is_part_of_a_true_history() -> None:
+    f = truth()
+    parks(f, again_at=5, asked=True)
+    family(f, early=True, asked=True)
 
     assert violations(f.calls, f.final) == []
 
