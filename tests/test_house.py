@@ -79,7 +79,7 @@ CEILINGS = {
     "extras/scheduler": 1_280,
     "extras/starvation": 90,
     "extras/types": 1_118,
-    "extras/unique": 215,
+    "extras/unique": 229,
     "extras/webhooks": 2_140,
     "parts": 800,
     "parts/faces": 4_822,

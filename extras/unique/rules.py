@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 from asyncgate import AMENDED, Engine, Extension, Task, Work
 from asyncgate.parts.model import errors, stored, stored_unique, wire
 from asyncgate.parts.model.content import decode_json, sha256, to_canonical
+from asyncgate.parts.model.families import keep_family, read_family
 from asyncgate.parts.model.unique import has_begun, hash_key, holds_key
 from asyncgate.parts.model.views import decode_terms, note_repeats
 
@@ -45,9 +48,10 @@ class UniqueWork(Extension):
                    and held.status not in stored.TERMINAL)
         waits_for = next(at_work, None) if conflict == "keep_latest" else None
         ends = [held for held in reversed(holders) if held is not waits_for and held.status not in stored.TERMINAL]
-        for held in ends:       # the one that waits first: the end of the other would offer it
-            self.engine.cancel(work, held, task.owner, superseded_by=task.task_id)
-            keep_successor(work, held.task_id, task.task_id)
+        with expect_child(work, task.parent_task_id):
+            for held in ends:       # the one that waits first: the end of the other would offer it
+                self.engine.cancel(work, held, task.owner, superseded_by=task.task_id)
+                keep_successor(work, held.task_id, task.task_id)
         return self._begin(work, row, ask, task, contract, work.now if begun else row.since, waits_for, ends)
 
     def _begin(self, work: Work, row: stored_unique.UniqueKey, ask: wire.CreateTask, task: Task,
@@ -99,6 +103,18 @@ class UniqueWork(Extension):
         self.engine.write_receipt(work, AMENDED, held, {
             **told, "payload_sha256_before": before, "amendments": number}, by=held.owner, discriminator=str(number))
         return held
+
+
+@contextlib.contextmanager
+def expect_child(work: Work, parent_id: str | None) -> Iterator[None]:
+    """Count a child before it is added, so that its parent does not go on at the end of the one that it replaces."""
+    def count(more: int) -> None:
+        if parent_id is not None and (family := read_family(work.progress.get(parent_id))) is not None:
+            keep_family(work, work.require_task(parent_id), replace(family, open=family.open + more))
+
+    count(1)
+    yield
+    count(-1)
 
 
 def find_joined(work: Work, row: stored_unique.UniqueKey, ask: wire.CreateTask) -> Task | None:
