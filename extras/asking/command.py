@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +64,7 @@ def inbox(at: Connection, who: str | None, as_json: bool) -> None:
     if not questions:
         return click.echo("nobody waits for an answer of yours")
     terminal.show_table(SHOWN, questions)
-    click.echo("answer one: asyncgate answer TASK KEY accept")
+    click.echo("answer one: asyncgate answer TASK KEY accept" + (f" --as {shlex.quote(who)}" if who else ""))
 
 
 @click.command()
@@ -84,7 +85,7 @@ def answer(at: Connection, task_id: str, key: str, action: str, content: str | N
         if content is None and action == "accept" and terminal.is_terminal(sys.stdin):
             value = ask_for_content(gate, task_id, key, caller)
         reply = gate.call("answer_input", task_id=task_id, key=key, action=action, content=value, **caller)
-    left = f"; {reply['open_inputs']} more to answer" if reply["open_inputs"] else "; the task goes on"
+    left = f"; {reply['open_inputs']} more to answer" if reply["open_inputs"] else f"; the task is {reply['status']}"
     print_answer(as_json, reply, f"{key}: {action}{left}", f"receipt {reply['receipt_id']}")
 
 
@@ -117,6 +118,5 @@ def ask_for_member(name: str, rule: Mapping[str, Any], required: bool) -> Any:
     choices = [choice for choice in rule.get("enum", ()) if isinstance(choice, str)]
     default = rule.get("default", None if required else "")
     text = click.prompt(title, type=click.Choice(choices) if choices and required else str, default=default)
-    if text == "" and not required:
-        return None
-    return text if rule.get("type", "string") == "string" else read_json(str(text))
+    return None if text == "" and not required else (
+        text if rule.get("type", "string") == "string" else read_json(str(text)))

@@ -85,8 +85,8 @@ function askToDecline(row, act) {
 }
 
 async function answer(row, act, action, content) {
-  const {open_inputs: open, receipt_id: receipt} = await act("answer_input",
+  const {open_inputs: open, receipt_id: receipt, status} = await act("answer_input",
     {task_id: row.task_id, key: row.key, action, content});
   given.push({...row, action, receipt});
-  note(open ? `Answered; ${open} more to answer` : "Answered: the task goes on");
+  note(open ? `Answered; ${open} more to answer` : `Answered: the task is ${status}`);
 }

@@ -37,7 +37,7 @@ def test_what_one_is_asked_is_listed_and_answered(start: Callable[..., Live]) ->
     nothing = run(gate, "inbox", *BOSS)
     task_id = ask(gate)["task_id"]
 
-    listed = run(gate, "inbox", *BOSS, "--json")
+    listed, shown = run(gate, "inbox", *BOSS, "--json"), run(gate, "inbox", *BOSS)
     wrong = run(gate, "answer", task_id, "deploy", "accept", *BOSS)
     right = run(gate, "answer", task_id[-12:], "deploy", "accept", *BOSS, "--content", '{"when": "now"}')
     after = run(gate, "inbox", *BOSS)
@@ -45,9 +45,10 @@ def test_what_one_is_asked_is_listed_and_answered(start: Callable[..., Live]) ->
     assert nothing.stdout == after.stdout == "nobody waits for an answer of yours\n"
     (question,) = json.loads(listed.stdout)["questions"]
     assert (question["task_id"], question["key"], question["message"]) == (task_id, "deploy", "Deploy it?")
+    assert shown.stdout.splitlines()[-1] == "answer one: asyncgate answer TASK KEY accept --as human:boss"
     assert wrong.returncode != 0
     assert "answer_invalid" in wrong.stderr
-    assert right.stdout.splitlines()[0] == "deploy: accept; the task goes on"
+    assert right.stdout.splitlines()[0] == "deploy: accept; the task is queued"
     with Http(gate.url, TOKEN) as http:
         (offer,) = http.call("lease_next", worker_id="w2")["tasks"]
     assert offer["inputs"]["deploy"]["content"] == {"when": "now"}

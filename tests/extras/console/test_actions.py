@@ -268,7 +268,7 @@ def test_a_question_is_answered_from_its_card(chromium: Chromium, console: Conso
     press(console, "Accept: Deploy version 7?")
     console.page.get_by_role("dialog").last.get_by_label("When").select_option("tonight")
     answer(console, "Accept it", Note="after the backup")
-    console.page.get_by_text("Answered: the task goes on").wait_for()
+    console.page.get_by_text("Answered: the task is queued").wait_for()
 
     again = call("lease_next", accept_types=["deploy.run"], **worker)["tasks"][0]
     assert again["inputs"]["deploy"]["action"] == "accept"

@@ -95,7 +95,7 @@ def test_a_deployment_is_approved_from_a_phone_and_its_proof_is_two_taps_away(
 
     finger.tap("button", "Accept: Deploy version 7 to production?")
     finger.tap("button", "Accept it")
-    page.get_by_text("Answered: the task goes on").wait_for()
+    page.get_by_text("Answered: the task is queued").wait_for()
     approved, spent, calls = finger.taps, phone.watch.bytes, len(phone.watch.requests)
     finger.tap("button", "Show its receipt")
     receipt = page.get_by_role("dialog", name="input.answered")
