@@ -31,8 +31,8 @@ SMALL_BYTES = 4096
 MOST_PATTERN, MOST_MATCHED = 500, 10_000        # characters of a pattern, and of a text that is held against one
 MOST_WEIGHT, MOST_MATCHERS = 4 * 2**20, 50      # of the patterns of a schema; those of all schemas that stay compiled
 # An atom of a pattern with what repeats it, and the bytes that atoms take.  In `(?x)` this is not what repeats one.
-ATOM = re.compile(r"(\(\?[a-zA-Z-]*x|\[(?:\\.|[^][\\])*\]|\\[pP](?:\{[^}]*\}|.)|\\.|[^\\])((?:[?*+]|\{[\d, ]+\})*)",
-                  re.DOTALL)
+ATOM = re.compile(
+    r"(?s)(\(\?[a-zA-Z-]*x|\[(?:\\.|[^][\\])*\]|\\[pP](?:\{[^}]*\}|.)|\\.|[^\\])((?:[?*+]|\{[\d, ]{1,500}\})*)")
 WEIGHTS = [(re.compile(kind), weight) for kind, weight in (
     (r"^\(\?", 2**30), (r"\\[wWpP]", 50_000), (r"\\[dD]", 13_000), (r"^(?:\.|\[|\\)", 1000), ("", 300))]
 SINGLE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
