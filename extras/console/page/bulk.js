@@ -10,11 +10,11 @@ import {mayBulk} from "./types.js";
 const UNENDED = "asyncgate-bulk";
 const TASKS_AT_ONCE = 200;
 const ACTIONS = {
-  cancel: {title: "Cancel them all", danger: true,
+  cancel: {title: "Cancel them all", done: "canceled", danger: true,
     says: "Each task ends as canceled, which cannot be undone. What workers still do is refused."},
-  release: {title: "Release them all", says: "Each task on hold is offered to workers again."},
-  prioritize: {title: "Set their priority", says: "Workers get tasks of a higher priority first."},
-  rerun: {title: "Run them all again",
+  release: {title: "Release them all", done: "released", says: "Each task on hold is offered to workers again."},
+  prioritize: {title: "Set their priority", done: "changed", says: "Workers get tasks of a higher priority first."},
+  rerun: {title: "Run them all again", done: "run again",
     says: "Each ended task is run again as a new task, unless it was run again before."},
 };
 const PRIORITY = {name: "priority", label: "New priority", type: "number", value: "0", required: true};
@@ -38,7 +38,7 @@ export async function askBulk(page, action, filter) {
     run: ({priority, reason}) => page.call("preview_bulk", {action, ...filter, reason: reason.trim() || undefined,
       ...(ranks && {priority: Number(priority)})})});
   if (!answer) return;
-  if (!answer.done.matches) return note(`No task can be ${wordOf(action)}: nothing was done`);
+  if (!answer.done.matches) return note(`No task can be ${ACTIONS[action].done}: nothing was done`);
   await confirmBulk(page, answer.done, {title, danger});
 }
 
@@ -47,10 +47,6 @@ function showFilter(filter) {
   if (!words.length) return h("p", {class: "warning banner"}, NO_FILTER);
   return h("dl", {class: "facts"}, words.map(([name, value]) => [
     h("dt", null, name.replaceAll("_", " ")), h("dd", null, say(value))]));
-}
-
-function wordOf(action) {
-  return {cancel: "canceled", release: "released", prioritize: "changed", rerun: "run again"}[action];
 }
 
 function confirmBulk(page, preview, {title, danger}) {
@@ -79,7 +75,7 @@ function confirmBulk(page, preview, {title, danger}) {
 
 function showPreview({action, matches, sample, at_least: atLeast}, page) {
   const count = `${atLeast ? "More than " : ""}${matches} ${matches === 1 ? "task" : "tasks"}`;
-  const lead = ` will be ${wordOf(action)}${matches > sample.length ? ". The newest of them:" : ":"}`;
+  const lead = ` will be ${ACTIONS[action].done}${matches > sample.length ? ". The newest of them:" : ":"}`;
   return [h("p", null, h("strong", null, count), lead),
     h("ul", {class: "sample"}, sample.map((task) => h("li", {key: task.task_id},
       shortId(task.task_id), " ", say(task.task_summary || task.type), " ",
@@ -112,18 +108,14 @@ async function carryOut(page, state, draw) {
       state.bulk = await page.call("run_bulk", {confirmation: state.confirmation, max_tasks: TASKS_AT_ONCE});
       draw();
     } while (!state.bulk.ended && !state.stopped);
-    if (state.bulk.ended) forgetUnended();
+    if (state.bulk.ended) sessionStorage.removeItem(UNENDED);
   } catch (problem) {
     state.problem = problem.message;
-    if (problem.error === "invalid_confirmation") forgetUnended();
+    if (problem.error === "invalid_confirmation") sessionStorage.removeItem(UNENDED);
   }
   state.running = false;
   draw();
   page.lookAfterChange();
-}
-
-function forgetUnended() {
-  sessionStorage.removeItem(UNENDED);
 }
 
 /** Offer to go on with what this tab has begun and has not ended. */
@@ -139,7 +131,7 @@ export function showUnended(page) {
     carryOut(page, state, state.draw);
   };
   const leaveIt = () => {
-    forgetUnended();
+    sessionStorage.removeItem(UNENDED);
     page.redraw();
   };
   return h("div", {class: "busy banner head"}, h("p", null, "A change of many tasks was begun and has not ended."),

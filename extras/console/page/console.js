@@ -71,6 +71,14 @@ class Page {
     return reply;
   }
 
+  /** Call an operation that removes what the view shows; nothing is looked at after it, until it is refused. */
+  async callLast(operation, ask) {
+    await this.looking;
+    const reply = this.looking = this.call(operation, ask);
+    reply.catch(() => (this.looking = null));
+    return reply;
+  }
+
   /** Look again because something was changed here: no event may tell of it, and what the view keeps is old. */
   lookAfterChange() {
     this.module.forget?.(this);

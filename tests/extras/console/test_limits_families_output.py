@@ -13,7 +13,12 @@ from tests.extras.console.test_actions import answer, press
 from tests.support.chromium import Chromium
 from tests.support.console import Console
 from tests.support.filled_gate import Filled
+from tests.support.patience import poll
 
+SLOW_REMOVAL = """() => { const real = window.fetch; window.fetch = async (...given) => {
+    const reply = await real(...given);
+    if (String(given[0]).endsWith("/remove")) await new Promise((resolve) => setTimeout(resolve, 3000));
+    return reply; }; }"""
 LAST_LINE = """text => document.querySelector("pre.output")?.innerText.endsWith(text)"""
 
 
@@ -64,6 +69,20 @@ def test_a_limit_is_set_held_stopped_let_go_on_and_removed(
     assert stopped["stopped_until"] is not None
     assert goes_on["stopped_until"] is None
     assert gate_to_change.call("list_limits")["limits"] == []
+    assert console.faults() == []
+
+
+def test_a_limit_is_not_looked_at_after_it_was_removed(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    gate_to_change.call("set_limit", name="openai", concurrency_total=2)
+    console.visit("limits/openai")
+    console.page.evaluate(SLOW_REMOVAL)
+    press(console, "Remove")
+    console.page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
+    poll(lambda: gate_to_change.call("list_limits")["limits"] == [])
+    gate_to_change.call("create_task", type="calls", payload=None, agent_id="ada", limits={"openai": ""})
+
+    console.page.get_by_text("No limit is set.").wait_for()
     assert console.faults() == []
 
 

@@ -169,7 +169,7 @@ function resume(page, limit) {
 async function remove(page, {name}) {
   const answer = await askForm(["Remove ", say(name)], {
     says: "Tasks that name it wait for nothing of it any more.", button: "Remove", danger: true,
-    run: () => page.call("remove_limit", {name})});
+    run: () => page.callLast("remove_limit", {name})});
   if (!answer) return;
   note("The limit is removed");
   location.assign(link(["limits"]));
