@@ -51,6 +51,7 @@ from asyncgate.clients.worker.job import (
 from asyncgate.clients.worker.journal import Recorder, StepMismatch, StepsLost, TooLarge
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
 from asyncgate.parts.process.forks import obey_signals, release_children
+from asyncgate.parts.process.kit import take_error
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
 __all__ = ["Answer", "Done", "Fail", "Job", "Lost", "Park", "Question", "Retry", "StepMismatch", "StepsLost",
@@ -563,12 +564,6 @@ class Worker:
             if not is_hopeless(refusal):
                 raise
             log.info("task %s: its lease is not released: %s", lease["task_id"], refusal)
-
-
-def take_error(work: asyncio.Future[Any]) -> None:
-    """Take the error of work, because asyncio logs one that nobody wants: that of a lost lease, for example."""
-    if not work.cancelled():
-        work.exception()
 
 
 def is_hopeless(error: Exception) -> bool:

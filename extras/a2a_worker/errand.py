@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from asyncgate.clients import http
-from asyncgate.clients.worker import Answer, Fail, Job, Retry, take_error
+from asyncgate.clients.worker import Answer, Fail, Job, Retry
 from asyncgate.clients.worker.output import to_part
 from asyncgate.extras.a2a import view
 from asyncgate.extras.a2a.requests import Members, Part, fit
 from asyncgate.extras.a2a_worker.open_tasks import OpenTasks
 from asyncgate.extras.a2a_worker.remote import Away, Refused, Remote
+from asyncgate.parts.process.kit import take_error
 
 AWAY_SECONDS = 300.0        # that an agent may be away before an attempt fails: longer than a restart
 SHORTEST_LOOK, LONGEST_LOOK = 0.1, 3.0      # between two looks at a task that goes on

@@ -22,9 +22,10 @@ import msgspec
 from claude_agent_sdk import ClaudeAgentOptions, HookMatcher, ResultMessage, query
 
 from asyncgate.clients.http import Refusal
-from asyncgate.clients.worker import Answer, Job, Lost, Question, take_error
+from asyncgate.clients.worker import Answer, Job, Lost, Question
 from asyncgate.clients.worker.children import CREDENTIALS, Guardian, kill_runs
 from asyncgate.extras.agents.approvals import ask_for_approval, describe_refusal
+from asyncgate.parts.process.kit import take_error
 
 APPROVED = "Bash|Edit|Write|NotebookEdit|mcp__.*"
 SESSION, CALL = "claude session", "claude call"         # what steps are called that are recorded here

@@ -23,6 +23,7 @@ from msgspec import Struct
 from asyncgate.extras.ai_worker import profile
 from asyncgate.extras.ai_worker.model import JobFailed
 from asyncgate.parts.model.connection import is_loopback
+from asyncgate.parts.process.kit import take_error
 from asyncgate.parts.process.spans import find_tracing
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class McpServer:
     def _open(self) -> None:
         loop = asyncio.get_running_loop()
         self._ready, self._leave = loop.create_future(), asyncio.Event()
-        # Retrieve the error, so that asyncio does not log it.
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+        self._ready.add_done_callback(take_error)
         self._keeper = loop.create_task(self._keep(self._ready, self._leave), name=f"mcp {self.name}")
 
     async def _keep(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:

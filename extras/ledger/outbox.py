@@ -33,6 +33,7 @@ from asyncgate.extras.ledger.routing import Routes
 from asyncgate.extras.ledger.strict import Strict
 from asyncgate.parts.model import queries, stored, wire
 from asyncgate.parts.model.settings import CircuitBreaker
+from asyncgate.parts.process.kit import take_error
 from asyncgate.parts.process.rounds import Rounds, store_meanwhile
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Ledger(Extension):
         """Return how far the ledger lags for all tenants; if the database takes long to count, as it was last known."""
         if self.measuring is None or self.measuring.done():
             self.measuring = asyncio.create_task(self.lag())
-            self.measuring.add_done_callback(lambda ended: ended.cancelled() or ended.exception())      # retrieved
+            self.measuring.add_done_callback(take_error)
         await asyncio.wait([measuring := self.measuring], timeout=MEASURE_SECONDS)
         self.known_lag = measuring.result() if measuring.done() else self.known_lag
         return self.known_lag

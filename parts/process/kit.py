@@ -105,3 +105,9 @@ class Refetch:
         """Wait for the fetch that is under way, if one is."""
         if self.fetching is not None and not self.fetching.done():
             await asyncio.shield(self.fetching)
+
+
+def take_error(work: asyncio.Future[Any]) -> None:
+    """Take the error of work, because asyncio logs one that nobody wants: that of a lost lease, for example."""
+    if not work.cancelled():
+        work.exception()

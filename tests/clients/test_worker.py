@@ -30,6 +30,7 @@ from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.state import Letter, Place, StateError, take_place
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.unretrieved import cancel_failing
 
 pytestmark = pytest.mark.anyio
 
@@ -1463,27 +1464,10 @@ async def test_a_worker_runs_in_a_thread_and_is_stopped_from_another(gate: Async
 
 
 async def test_a_call_that_fails_while_the_worker_stops_is_not_logged_as_an_error(gate: AsyncHttp) -> None:
-    worker, problems = made(gate), list[dict[str, Any]]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
-    begun = asyncio.Event()
+    worker = made(gate)
 
-    async def claim() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise Unreachable("the gate stops too") from None
-
-    turn = asyncio.ensure_future(worker._unless(asyncio.Event(), claim()))
-    await begun.wait()
-    turn.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await turn
-    del turn
-    await asyncio.sleep(0)      # until now the loop has kept it
-    gc.collect()
-
-    assert problems == []
+    assert await cancel_failing(lambda work: worker._unless(asyncio.Event(), work),
+                                Unreachable("the gate stops too")) == []
 
 
 async def test_a_worker_that_is_canceled_while_it_finishes_its_work_leaves_nothing_running(

@@ -28,6 +28,7 @@ from asyncgate.parts.operations import OPERATIONS
 from tests.support.each import each
 from tests.support.kept_rows import keep_sign_ins
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.unretrieved import cancel_failing
 
 pytestmark = pytest.mark.anyio
 
@@ -1037,27 +1038,8 @@ async def test_a_refused_call_leaves_nothing_to_the_garbage_collector(served: An
 
 
 async def test_a_wait_that_is_canceled_leaves_no_error_for_the_log() -> None:
-    problems = list[dict[str, Any]]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
-    begun = asyncio.Event()
-
-    async def wait() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise DatabaseUnavailable("the database is away") from None
-
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    waiting = asyncio.ensure_future(run_while_connected(wait(), receive))
-    await begun.wait()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    del waiting
-    await asyncio.sleep(0)      # until now the loop has kept it
-    gc.collect()
-
-    assert problems == []
+    assert await cancel_failing(lambda work: run_while_connected(work, receive),
+                                DatabaseUnavailable("the database is away")) == []
