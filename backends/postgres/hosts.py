@@ -40,6 +40,8 @@ PINNED = {
     "TimeZone": "UTC", "client_min_messages": "warning", "standard_conforming_strings": "on",
     "statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0"}
+# It counts from the start of a session, so that it is told with it; servers before 17 refuse to hear of it.
+UNTIMED = {"transaction_timeout": "0"}
 IDLE, INTERVAL, PROBES = 10, 5, 3       # keepalives: seconds, and how many may be lost
 MOST_LOST = 100
 SILENT_SECONDS = 10.0   # how long a host that did not answer in time is left alone, if another one works
@@ -97,14 +99,20 @@ class Hosts:
         # With several hosts, one hanging host must leave time for the next one and for the query.
         self.seconds = most if len(self.urls) == 1 else most / (len(self.urls) + 1)
         self.patience = seconds
+        self.older = set[str]()         # hosts that refused settings of newer servers
         self.lost: dict[int, float] = {}        # sessions whose path may be dead, and since when
         self.now: Callable[[], float] = time.time       # or the database's clock
 
     async def connect(self, **given: Any) -> asyncpg.Connection:
         """Connect to the newest primary; takes the arguments of `asyncpg.connect` except the address."""
         async def connect(url: str, attributes: dict[str, str]) -> asyncpg.Connection:
-            db = await asyncpg.connect(url, **{**given, **attributes, "timeout": self.seconds})
-            await self._prepare(db, db.get_server_version().major, given.get("server_settings", {}))
+            db = await self._begin(url, given.get("server_settings", {}), lambda settings: asyncpg.connect(
+                url, **{**given, **attributes, "server_settings": settings, "timeout": self.seconds}))
+            try:
+                probe(db, self.patience)
+            except BaseException:
+                db.terminate()
+                raise
             return db
 
         return await self._find_host(connect)
@@ -112,9 +120,8 @@ class Hosts:
     async def open_pipeline(self, settings: Mapping[str, str], prepares: bool) -> pipeline.Connection:
         """Connect to the newest primary, for statements that travel together."""
         async def connect(url: str, attributes: dict[str, str]) -> pipeline.Connection:
-            db = await pipeline.connect(url, probes | attributes, settings, self.seconds, self.patience, prepares)
-            await self._prepare(db, db.pg.server_version // 10000, settings)
-            return db
+            return await self._begin(url, settings, lambda settings: pipeline.connect(
+                url, probes | attributes, settings, self.seconds, self.patience, prepares))
 
         probes = {"keepalives_idle": f"{IDLE}", "keepalives_interval": f"{INTERVAL}", "keepalives_count": f"{PROBES}",
                   "tcp_user_timeout": f"{int(self.patience * 1000)}"}
@@ -174,15 +181,17 @@ class Hosts:
             async with asyncio.timeout(self.seconds):
                 await self.lookups.resolve(host, parts.port or PORT)
 
-    async def _prepare(self, db: Any, version: int, pinned: Mapping[str, str]) -> None:
-        try:
-            if isinstance(db, asyncpg.Connection):
-                probe(db, self.patience)
-            if "lock_timeout" in pinned and version >= 17:
-                await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
-        except BaseException:
-            db.terminate()
-            raise
+    async def _begin(self, url: str, settings: Mapping[str, str],
+                     connect: Callable[[Mapping[str, str]], Awaitable[C]]) -> C:
+        """Connect with settings, and with those that only newer servers know."""
+        if "lock_timeout" in settings and url not in self.older:
+            try:
+                return await connect({**settings, **UNTIMED})
+            except (ConnectionError, asyncpg.UndefinedObjectError) as error:
+                if not any(name in str(error) for name in UNTIMED):
+                    raise
+                self.older.add(url)
+        return await connect(settings)
 
     def lose(self, db: Session) -> None:
         """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import asyncpg
@@ -34,7 +35,7 @@ from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.plugin import MISSING
-from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
+from asyncgate.conformance.postgres_server import BIN_GIVEN, Cluster, connected, find_programs
 from asyncgate.conformance.proxy import Proxy
 from asyncgate.conformance.torture import wrong_with
 from asyncgate.conformance.verify import verify
@@ -747,6 +748,36 @@ async def test_no_default_of_a_database_changes_what_a_session_of_the_gate_does(
         assert {task.task_id for task in (await gate.as_agent().list_tasks()).tasks} == {task_id, offer.task_id}
         assert "could not serialize" not in cluster.log.read_text()
         assert (await verify(gate.backend)).problems == []
+
+
+async def test_a_session_is_begun_with_all_settings_of_the_gate(direct: str) -> None:
+    told = "SELECT name FROM pg_settings WHERE source = 'client'"
+    own = hosts.Hosts(direct, 10.0)
+    db, pipelined = await own.connect(server_settings=hosts.pin(10.0)), await own.open_pipeline(hosts.pin(10.0), True)
+    for session in (db, pipelined):
+        names = {name for (name,) in await session.fetch(told)}
+        assert names >= {*hosts.pin(10.0)}
+        known = await session.fetchval("SHOW server_version_num")
+        assert "transaction_timeout" in names or int(known) < 170000, "a default could end the session before it is set"
+        session.terminate()
+
+
+async def test_a_server_that_knows_fewer_settings_is_told_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = [folder for version in (14, 15, 16) if (folder := Path(f"/usr/lib/postgresql/{version}/bin")).is_dir()]
+    if not old:
+        pytest.skip("Debian's Postgres 14 to 16 is not installed")
+    monkeypatch.setenv(BIN_GIVEN, str(old[-1]))
+    with Cluster() as server:
+        own = hosts.Hosts(server.admin_url(), 10.0)
+        for _ in range(2):
+            db = await own.connect(server_settings=hosts.pin(10.0))
+            pipelined = await own.open_pipeline(hosts.pin(10.0), True)
+            for session in (db, pipelined):
+                assert await session.fetchval("SHOW row_security") == "on"
+                assert await session.fetchval("SHOW statement_timeout") == "10s"
+                session.terminate()
+
+        assert server.log.read_text().count('parameter "transaction_timeout"') == 1, "it was asked again"
 
 
 async def test_races_that_are_lost_again_and_again_end_as_a_503(gate: Gate) -> None:
