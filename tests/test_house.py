@@ -53,7 +53,7 @@ BANNERS = [
 # Lines.  Goals: all but conformance and bench 62,000; what a contributor must know of it 38,000.
 CEILINGS = {
     "asyncgate.py": 2_400,
-    "backends": 8_170,
+    "backends": 8_180,
     "bench": 2_640,
     "clients": 4_388,
     "clients/typescript": 2_540,
@@ -69,7 +69,7 @@ CEILINGS = {
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,
-    "extras/ledger": 7_072,
+    "extras/ledger": 7_080,
     "extras/limits": 419,
     "extras/oauth": 4_906,
     "extras/outbox": 590,

@@ -306,12 +306,20 @@ def tell_overtaken(engine: Engine, work: Work, caller: Caller, ask: Overtaken) -
         work.drop_record(stored.Outgoing, attempt.row.receipt_id)
         if attempt.row.receipt_id in ask.known:
             work.keep_record(stored.LedgerMark(UNDONE_PREFIX + attempt.row.receipt_id, attempt.row.receipt_id))
-            write_overtaken(engine, work, attempt.row.task_id, attempt.row.receipt_id)
+            receipt = attempt.receipt
+            by = receipt.to if receipt.from_kind == "asyncgate" else receipt.sender
+            write_overtaken(engine, work, receipt.task_id, receipt.receipt_id, by)
 
 
-def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str) -> None:
-    """Tell the owner, and those who read the ledger, that a receipt there states what did not happen."""
-    if (task := work.tasks.get(task_id)) is not None:
-        body = {"kind": OVERTAKEN, "details": {"receipt_id": receipt_id, "status": task.status},
-                "recommended_action": "Nothing: it did not count.  The end that counts has a task.result_ready."}
-        engine.write_receipt(work, asyncgate.ANOMALY, task, body, discriminator=f"{OVERTAKEN} {receipt_id}")
+def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str,
+                    by: wire.Principal | None = None) -> None:
+    """Tell a task's owner, and those who read the ledger, that a receipt there states what did not happen.
+
+    Where there is no such task, because it was withdrawn, whoever made the call is told.
+    """
+    if (task := work.tasks.get(task_id)) is None and by is None:
+        return
+    ended = "  The end that counts has a task.result_ready." if task else ""
+    body = {"kind": OVERTAKEN, "recommended_action": f"Nothing: it did not count.{ended}",
+            "details": {"receipt_id": receipt_id, "status": task.status if task else None}}
+    engine.write_receipt(work, asyncgate.ANOMALY, task, body, to=by, discriminator=f"{OVERTAKEN} {receipt_id}")

@@ -288,6 +288,24 @@ async def test_what_followed_a_lease_that_nobody_got_is_settled_with_it(
     assert (canceled in undone, canceled in here) == (overtaken, not overtaken)
 
 
+@pytest.mark.parametrize("on_conflict", ["supersede", "replace"])
+async def test_what_followed_a_task_that_never_was_is_undone_with_it(
+        gate: Gate, stub: Losing, on_conflict: str) -> None:
+    """Unique work that is asked for twice in one call; the second request changes or ends the task of the first."""
+    followed = {"supersede": "task.canceled", "replace": "task.amended"}[on_conflict]
+    unique = {"key": "k", "on_conflict": on_conflict}
+    await lose(stub, followed, gate.as_agent().create_tasks(
+        tasks=[{"type": "sync", "payload": n, "unique": unique} for n in range(2)]))
+    offered = {receipt["receipt_id"] for receipt in stub.taken}
+    assert followed in stub.types()
+
+    await look_later(gate)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await stub.until(lambda: offered <= list_undone(stub.taken))
+    assert (await gate.as_agent().list_tasks()).tasks == []
+
+
 async def test_a_heartbeat_goes_on_while_an_end_is_not_settled(gate: Gate, stub: Losing) -> None:
     offer = await gate.leased()
     stub.lost = "task.completed"
