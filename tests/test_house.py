@@ -69,7 +69,7 @@ CEILINGS = {
     "extras/doctor": 1_270,
     "extras/families": 175,
     "extras/journal": 190,
-    "extras/ledger": 7_080,
+    "extras/ledger": 7_097,
     "extras/limits": 419,
     "extras/oauth": 4_906,
     "extras/outbox": 590,

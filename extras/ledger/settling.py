@@ -4,7 +4,7 @@ A strict gate stores each receipt as `offered` before it sends it, and deletes t
 what a crash, a lost answer or a lost commit has left is known, also to the next process, and one rule settles it:
 
     adopted     an end of a lease or a task: it is decided again with its ids and its time, and committed if that gives
-                the same receipts; so is a claim that its worker repeats
+                the same receipts; so is a claim that its worker repeats; not what its call was answered otherwise for
     withdrawn   a lease or a task that nobody was told of: the ledger also gets the receipt that undoes it
     overtaken   what is not lawful any more, because the task went on: the owner and the ledger are told which it is
 
@@ -50,6 +50,7 @@ class Memo(Struct, frozen=True):
     instance: str | None = None         # of the worker that it was for
     key: str | None = None              # the idempotency key of the task that it began
     rest: dict[str, Any] = {}           # of `IN_NO_RECEIPT`, what the call asked for
+    dropped: bool = False               # its call was decided otherwise in the end, and answered so
 
 
 class Tried(Struct, frozen=True):
@@ -106,6 +107,11 @@ def write_row(row: stored.Outgoing, work: Work, sink: Sink) -> stored.Outgoing:
 def offer_row(row: stored.Outgoing, memo: Memo) -> stored.Outgoing:
     """Return the row that remembers a receipt for as long as it is not committed."""
     return replace(row, state="offered", reason=encode_json(memo).decode())
+
+
+def drop_row(row: stored.Outgoing) -> stored.Outgoing:
+    """Return the row of a receipt whose call was decided otherwise: it must not be adopted."""
+    return offer_row(replace(row, tries=1), replace(read_row(row).memo, dropped=True))
 
 
 def read_row(row: stored.Outgoing) -> Tried:

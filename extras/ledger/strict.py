@@ -102,12 +102,12 @@ class Draft(Struct):
 
     def load(self, needs: Needs) -> Needs:
         """Return what deciding needs: when it is decided again, the same rows, and what it has offered."""
+        rows = needs.records | {(stored.Outgoing, (receipt_id,)) for receipt_id in self.tried}
         if self.now is None:        # as many claimable tasks as are left when some are hidden
-            return replace(needs, claims=needs.claims * 2) if self.hidden else needs
-        rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
+            return replace(needs, records=rows, claims=needs.claims * 2 if self.hidden else needs.claims)
         read = {(stored.Pauses, ())} if needs.claims else set()     # which claims would have loaded
         return replace(needs, claims=[], tasks=needs.tasks | {*self.leased}, granted=needs.granted | {*self.leased},
-                       records=needs.records | rows | read)
+                       records=rows | read)
 
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
@@ -167,13 +167,18 @@ class Draft(Struct):
         return self.now is not None and task is not None and task.updated_at > self.now
 
     def _forget_rows(self, work: Work) -> None:
-        if any(work.find_record(stored.Outgoing, row.receipt_id) is None for row in self.posted):
+        rows = {id: row for id in self.tried
+                if (row := work.find_record(stored.Outgoing, id)) is not None and row.state == "offered"}
+        if not {row.receipt_id for row in self.posted} <= rows.keys():
             self.kept = False
             raise errors.DatabaseUnavailable("this took so long that another process has settled it; try again",
                                              retry_after=1)
         for row in self.posted:
             del work.posted[row.receipt_id]
             work.drop_record(stored.Outgoing, row.receipt_id)
+            del rows[row.receipt_id]
+        for receipt_id in self.offered & rows.keys():       # of an earlier decision
+            work.keep_record(settling.drop_row(rows[receipt_id]))
 
     def _roll_back(self, work: Work, savepoint: int, ids: Ids, now: float) -> None:
         """Take the changes back, and keep only what is to be offered.
@@ -265,15 +270,20 @@ class Strict(Extension):
                 await self._store(tenant_id, [row for row in draft.posted if row not in draft.accepted], draft)
                 draft.accepted = draft.posted
         finally:
-            await self._leave(tenant_id, draft, {row.receipt_id for row in draft.posted} if done else set())
+            await self._leave(tenant_id, draft, done)
         raise errors.DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
 
-    async def _leave(self, tenant_id: str, draft: Draft, committed: set[str]) -> None:
-        """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
-        left = [attempt for id, attempt in draft.tried.items() if id not in committed and not draft.only]
+    async def _leave(self, tenant_id: str, draft: Draft, done: bool) -> None:
+        """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up.
+
+        What the batch has come to is answered, so that nothing else that it had offered is adopted.
+        """
+        committed = {row.receipt_id for row in draft.posted} if done else set[str]()
+        left = [replace(attempt, memo=replace(attempt.memo, dropped=done)) for id, attempt in draft.tried.items()
+                if id not in committed and not draft.only]
         never = [attempt for attempt in left if attempt.row.receipt_id not in draft.offered]
         unsure = [attempt for attempt in left if attempt.row.receipt_id in draft.offered]
-        kept = [attempt for attempt in unsure if attempt.may_be_repeated() and not committed]
+        kept = [attempt for attempt in unsure if attempt.may_be_repeated() and not done]
         lost = [attempt for attempt in unsure if attempt not in kept]
         try:
             for attempts, end in (never, forget), (kept, note_failure):
@@ -341,7 +351,8 @@ class Strict(Extension):
         for group in settling.group_by_task(tried):
             begun = [of for of in group if self.sink.undone(of.row.content.encode(), "", 0.0) is not None]
             begins = group[0] in begun
-            if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
+            lawful = (not begins or group[0].claim in claims) and not any(attempt.memo.dropped for attempt in group)
+            if lawful and await self._adopt(tenant_id, group):
                 continue
             if begins:
                 await self._change(tenant_id, begun, partial(settling.withdraw, self.sink, begun))

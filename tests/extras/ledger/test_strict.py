@@ -121,7 +121,7 @@ async def test_when_another_process_was_faster_it_is_decided_again(gate: Gate, s
 
     assert (await gate.task(offer.task_id)).status == "canceled"
     assert [receipt.receipt_type for receipt in await gate.receipts(offer.task_id)] == [
-        "task.assigned", "task.accepted", "task.canceled", "task.result_ready"]
+        "task.assigned", "task.accepted", "task.canceled", "task.result_ready", "system.anomaly"]
 
 
 async def test_a_paused_worker_gets_nothing_when_a_batch_is_decided_again(gate: Gate) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,7 +23,7 @@ from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.stored import Receipt, Task
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.stub_ledger import Answer, StubLedger
+from tests.support.stub_ledger import CUT, Answer, StubLedger
 
 pytestmark = pytest.mark.anyio
 FINE: Answer = (200, {}, "{}")
@@ -371,6 +371,70 @@ async def test_what_another_process_is_about_to_commit_is_left_to_it(
     assert (offer.task_id, offers[0].task_id) == (first, second)
     assert "another process" in refusal[0]
     await gate.as_worker("w1").complete(**under(offer), artifacts=FILE)
+
+
+def do_meanwhile(stub: Losing, receipt_type: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Let another process do something while the ledger stores the first receipt of a type."""
+    done = list[Any]()
+
+    async def meanwhile(receipt: dict[str, Any]) -> Answer:
+        if receipt["receipt_type"] == receipt_type and not done:
+            done.append(None)
+            await call()
+        return FINE
+    stub.answer = meanwhile
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_an_end_that_was_refused_in_the_end_is_not_adopted_later(
+        gate: Gate, stub: Losing, strict: Callable[..., Any], away: bool) -> None:
+    """It was lawful when it was offered; its worker knows only that its lease had expired."""
+    offer = await gate.leased()
+
+    async def begin_late() -> None:
+        gate.skip(1.0)
+        await gate.beside().as_worker().start_task(**under(offer))
+        gate.skip(400.0)
+        if away:        # so that this can be settled only later, by any process
+            stub.answer = lambda receipt: CUT
+    do_meanwhile(stub, "task.completed", begin_late)
+
+    with refused("lease_invalid_or_expired", reason="expired"):
+        await gate.as_worker().complete(**under(offer), artifacts=FILE)
+    stub.answer = stub.store
+    assert len(await gate.backend.page(gate.tenant_id, OutboxFilter("", 10, "offered"))) == away
+    await look_later(await strict() if away else gate)
+    await stub.until(lambda: "system.anomaly" in stub.types())
+
+    assert stub.one("task.completed")["receipt_id"] in list_undone(stub.taken)
+    assert (await gate.task(offer.task_id)).status != "succeeded"
+
+
+async def test_a_task_that_another_process_has_withdrawn_meanwhile_is_not_committed(
+        gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
+    other = await strict()
+    do_meanwhile(stub, "task.assigned", lambda: look_later(other))
+
+    with refused("database_unavailable"):
+        await gate.as_agent().create_task(type="demo", payload=None)
+    await stub.until(lambda: "task.canceled" in stub.types())
+
+    assert stub.one("task.assigned")["receipt_id"] in list_undone(stub.taken)
+    assert (await gate.as_agent().list_tasks()).tasks == []
+
+
+async def test_a_bulk_that_has_ended_counts_nothing_more(gate: Gate, stub: Losing) -> None:
+    """What it was about to cancel was leased meanwhile, which its filter leaves out."""
+    leased, queued = await gate.create(), await gate.create()
+    confirmation = (await gate.as_admin().preview_bulk(action="cancel", status="queued", reason="late")).confirmation
+    do_meanwhile(stub, "task.canceled", lambda: gate.beside().claim("w2"))
+
+    record = await gate.as_admin().run_bulk(confirmation=confirmation)
+    await look_later(gate)
+
+    assert (record.done, record.skipped, record.ended) == (1, 1, True)
+    assert await gate.as_admin().get_bulk(bulk_id=record.bulk_id) == record
+    assert [(await gate.task(task_id)).status for task_id in (leased, queued)] == ["leased", "canceled"]
 
 
 async def test_an_adopted_end_has_what_its_call_asked_for_and_its_receipt_does_not_tell(
