@@ -321,7 +321,7 @@ def write_overtaken(engine: Engine, work: Work, task_id: str, receipt_id: str,
                     by: wire.Principal | None = None) -> None:
     """Tell a task's owner, and those who read the ledger, that a receipt there states what did not happen.
 
-    Where there is no such task, because it was withdrawn, whoever made the call is told.
+    Of a task that was withdrawn, whoever made the call is told.
     """
     if (task := work.tasks.get(task_id)) is None and by is None:
         return

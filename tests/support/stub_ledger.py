@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.support.patience import PATIENCE_SECONDS
@@ -67,6 +67,18 @@ class StubLedger:
             self.taken.append(receipt)
         self.came.set()
         return answer
+
+    def do_meanwhile(self, receipt_type: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Make a call while the first receipt of a type is stored; return where its answer will be."""
+        taken = list[Any]()
+
+        async def meanwhile(receipt: dict[str, Any]) -> Answer:
+            if receipt["receipt_type"] == receipt_type and not taken:
+                taken.append(None)
+                taken[0] = await call()
+            return 200, {}, "{}"
+        self.answer = meanwhile
+        return taken
 
     async def until(self, enough: Callable[[], bool]) -> None:
         """Wait until what came is enough."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -43,19 +43,6 @@ async def gates(make_gate: Callable[..., Gate], stub: StubLedger) -> AsyncIterat
         yield [first, second]
 
 
-def do_meanwhile(stub: StubLedger, receipt_type: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Make a call while the ledger is asked for the first receipt of a type; return where its answer will be."""
-    taken = list[Any]()
-
-    async def meanwhile(receipt: dict[str, Any]) -> Answer:
-        if receipt["receipt_type"] == receipt_type and not taken:
-            taken.append(None)
-            taken[0] = await call()
-        return FINE
-    stub.answer = meanwhile
-    return taken
-
-
 @pytest.mark.parametrize("rules", RULES)
 async def test_a_limit_that_another_process_fills_while_the_ledger_is_asked_is_not_exceeded(
         rules: str, gates: list[Gate], stub: StubLedger) -> None:
@@ -63,7 +50,7 @@ async def test_a_limit_that_another_process_fills_while_the_ledger_is_asked_is_n
     await gate.as_admin().set_limit(name="api", **RULES[rules])
     for type in ("first", "second"):
         await gate.create(type, limits={"api": "a"})
-    taken = do_meanwhile(stub, "task.accepted", lambda: other.claim("w2", accept_types=["second"]))
+    taken = stub.do_meanwhile("task.accepted", lambda: other.claim("w2", accept_types=["second"]))
 
     offer = await gate.claim("w1", accept_types=["first"])
 
@@ -95,7 +82,7 @@ async def test_a_claim_whose_task_was_given_up_gets_another_one(gates: list[Gate
     await gate.as_admin().set_limit(name="api", concurrency_per_key=1)
     for key in ("a", "a", "b"):
         await gate.create(limits={"api": key})
-    taken = do_meanwhile(stub, "task.accepted", lambda: other.claim("w2", max_tasks=1))
+    taken = stub.do_meanwhile("task.accepted", lambda: other.claim("w2", max_tasks=1))
 
     offer = await gate.claim("w1")
 
@@ -132,7 +119,7 @@ async def test_a_claim_gets_another_task_of_a_limit_than_the_one_that_another_pr
     await gate.as_admin().set_limit(name="api", concurrency_total=5)
     for _ in range(2):
         await gate.create(limits={"api": ""})
-    taken = do_meanwhile(stub, "task.accepted", lambda: other.claim("w2"))
+    taken = stub.do_meanwhile("task.accepted", lambda: other.claim("w2"))
 
     offer = await gate.claim("w1")
 
@@ -172,7 +159,7 @@ async def test_a_quota_that_another_process_uses_up_while_the_ledger_is_asked_is
     for type in ("first", "second", "third"):
         await gate.create(type)
     assert await gate.claim(accept_types=["third"]) is not None
-    taken = do_meanwhile(stub, "task.accepted", lambda: other.claim("w2", accept_types=["second"]))
+    taken = stub.do_meanwhile("task.accepted", lambda: other.claim("w2", accept_types=["second"]))
 
     assert await gate.claim("w1", accept_types=["first"]) is None
     assert taken[0] is not None
@@ -182,7 +169,7 @@ async def test_a_unique_key_that_another_process_takes_while_the_ledger_is_asked
         gates: list[Gate], stub: StubLedger) -> None:
     gate, other = gates
     ask = {"type": "demo", "unique": {"key": "k", "on_conflict": "refuse"}}
-    taken = do_meanwhile(stub, "task.assigned", lambda: other.as_agent().create_task(**ask, payload=2))
+    taken = stub.do_meanwhile("task.assigned", lambda: other.as_agent().create_task(**ask, payload=2))
 
     with refused("unique_conflict"):
         await gate.as_agent().create_task(**ask, payload=1)

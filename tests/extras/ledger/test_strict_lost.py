@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -301,8 +301,7 @@ async def test_what_followed_a_task_that_never_was_is_undone_with_it(
 
     await look_later(gate)
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await stub.until(lambda: offered <= list_undone(stub.taken))
+    await stub.until(lambda: offered <= list_undone(stub.taken))
     assert (await gate.as_agent().list_tasks()).tasks == []
 
 
@@ -373,18 +372,6 @@ async def test_what_another_process_is_about_to_commit_is_left_to_it(
     await gate.as_worker("w1").complete(**under(offer), artifacts=FILE)
 
 
-def do_meanwhile(stub: Losing, receipt_type: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Let another process do something while the ledger stores the first receipt of a type."""
-    done = list[Any]()
-
-    async def meanwhile(receipt: dict[str, Any]) -> Answer:
-        if receipt["receipt_type"] == receipt_type and not done:
-            done.append(None)
-            await call()
-        return FINE
-    stub.answer = meanwhile
-
-
 @pytest.mark.parametrize("away", [False, True])
 async def test_an_end_that_was_refused_in_the_end_is_not_adopted_later(
         gate: Gate, stub: Losing, strict: Callable[..., Any], away: bool) -> None:
@@ -397,7 +384,7 @@ async def test_an_end_that_was_refused_in_the_end_is_not_adopted_later(
         gate.skip(400.0)
         if away:        # so that this can be settled only later, by any process
             stub.answer = lambda receipt: CUT
-    do_meanwhile(stub, "task.completed", begin_late)
+    stub.do_meanwhile("task.completed", begin_late)
 
     with refused("lease_invalid_or_expired", reason="expired"):
         await gate.as_worker().complete(**under(offer), artifacts=FILE)
@@ -413,7 +400,7 @@ async def test_an_end_that_was_refused_in_the_end_is_not_adopted_later(
 async def test_a_task_that_another_process_has_withdrawn_meanwhile_is_not_committed(
         gate: Gate, stub: Losing, strict: Callable[..., Any]) -> None:
     other = await strict()
-    do_meanwhile(stub, "task.assigned", lambda: look_later(other))
+    stub.do_meanwhile("task.assigned", lambda: look_later(other))
 
     with refused("database_unavailable"):
         await gate.as_agent().create_task(type="demo", payload=None)
@@ -427,7 +414,7 @@ async def test_a_bulk_that_has_ended_counts_nothing_more(gate: Gate, stub: Losin
     """What it was about to cancel was leased meanwhile, which its filter leaves out."""
     leased, queued = await gate.create(), await gate.create()
     confirmation = (await gate.as_admin().preview_bulk(action="cancel", status="queued", reason="late")).confirmation
-    do_meanwhile(stub, "task.canceled", lambda: gate.beside().claim("w2"))
+    stub.do_meanwhile("task.canceled", lambda: gate.beside().claim("w2"))
 
     record = await gate.as_admin().run_bulk(confirmation=confirmation)
     await look_later(gate)
