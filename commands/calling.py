@@ -198,8 +198,8 @@ class CommandHttp(http.Http):
         ids = [match["id"] for match in matches if match["kind"] == short.kind]
         if len(ids) > 1 and short not in ids:
             candidates = ", ".join(map(escape_text, ids))
-            raise exit_with(f"{escape_text(short)} is the short form of {len(ids)} {short.kind}s: {candidates}; give "
-                            "more digits", EXIT_WRONG)
+            raise exit_with(f"{escape_text(short)} fits more than one {short.kind}, such as {candidates}; give more "
+                            "digits", EXIT_WRONG)
         return ids[0] if len(ids) == 1 else str(short)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -96,6 +95,20 @@ def answer(result: Result) -> Any:
 
 def created(run: Run, kind: str, *more: str) -> str:
     return str(answer(run("create-task", "--type", kind, "--payload", "null", "--json", *more))["task_id"])
+
+
+def created_together(run: Run, kind: str, count: int) -> list[str]:
+    """Create tasks in one call: their ids begin alike, as no others do.
+
+    Between two calls the clock may carry, and then their ids share only what many others begin with.
+    """
+    tasks = json.dumps([{"type": kind, "payload": None}] * count)
+    return [entry["task_id"] for entry in answer(run("create-tasks", "--tasks", tasks, "--json"))["results"]]
+
+
+def shared_beginning(ids: list[str]) -> str:
+    beginnings = (ids[0][:length] for length in range(len(ids[0]), 0, -1))
+    return next(beginning for beginning in beginnings if all(id.startswith(beginning) for id in ids))
 
 
 def leased(run: Run, kind: str) -> tuple[str, str]:
@@ -570,16 +583,22 @@ def test_an_id_is_taken_as_short_as_a_table_shows_it_on_any_machine(
 
 
 def test_a_short_id_of_several_is_refused_with_those_that_are_meant(run: Run, kind: str) -> None:
-    ids = [created(run, kind) for _ in range(2)]
+    ids = created_together(run, kind, 2)
 
-    # All of it: the tasks of other tests may share a shorter beginning.
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ids, strict=True))
-    common = "".join(digit for digit, _ in alike)
-    refused = run("get-task", common)
+    refused = run("get-task", shared_beginning(ids))
 
     assert refused.exit_code == 2
     assert all(id in refused.output for id in ids)
     assert "task_not_found" in run("get-task", "0000deadbeef").output
+
+
+def test_a_short_id_of_more_than_are_listed_does_not_say_how_many(run: Run, kind: str) -> None:
+    ids = created_together(run, kind, 12)
+
+    refused = run("get-task", shared_beginning(ids))
+
+    assert refused.exit_code == 2
+    assert "fits more than one task, such as " in refused.output
 
 
 def test_usage_is_a_table_json_or_csv(run: Run, kind: str) -> None:
