@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.parts.model import stored, wire
-from asyncgate.parts.model.clock import elapsed
 
 STORED_EVERY_SECONDS = 30.0
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
+JITTER_SECONDS = 1.0                        # by which what is known of the database's clock may change between answers
 MOST_CALLS = 256                            # calls noted before they are counted
 MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted until they are stored
 MOST_CLAIMED = 1_000_000                    # letters of the claims that are noted until they are stored
@@ -29,8 +29,6 @@ decode_claims = msgspec.json.Decoder(list[stored.Claimed]).decode
 
 class Clock(Protocol):
     """The database's clock."""
-
-    skew: float     # seconds that tests add to it
 
     def now(self) -> float:
         """Return the time."""
@@ -49,8 +47,7 @@ class Sightings:
     """Callers seen since upkeep last stored them; bounded, because callers can invent any number of names."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        # tenant, caller, and time by this process's own clock
+        self.clock, self.latest = clock, 0.0
         self.calls: list[tuple[str, wire.Principal, float]] = []
         self.claims: list[tuple[str, wire.Principal, wire.LeaseNext, wire.Offers, float]] = []
         # changed by a committed batch, and its time
@@ -61,9 +58,20 @@ class Sightings:
         self.leaving = self.fresh       # the sightings that upkeep is storing now
         self.letters = 0                # of all noted claims
 
+    def read_clock(self) -> float:
+        """Return the database's time, later than before.
+
+        Each answer of a database tells its clock anew, some milliseconds off: a claim may not come after a hang-up.
+        """
+        now = self.clock.now()
+        if 0 <= self.latest - now < JITTER_SECONDS:
+            now = self.latest + 1e-6
+        self.latest = now
+        return now
+
     def note_claim(self, tenant_id: str, worker: wire.Principal, ask: wire.LeaseNext, offers: wire.Offers) -> None:
         """Note what a claim offered, and what it got."""
-        self.claims.append((tenant_id, worker, ask, offers, elapsed() + self.clock.skew))
+        self.claims.append((tenant_id, worker, ask, offers, self.read_clock()))
         if len(self.claims) >= MOST_CALLS:
             self.count()
 
@@ -76,7 +84,7 @@ class Sightings:
             yield
         except asyncio.CancelledError:
             if self.waiting[key] == 1:      # else another process of this worker waits
-                self.hangups.append((tenant_id, worker, elapsed() + self.clock.skew))
+                self.hangups.append((tenant_id, worker, self.read_clock()))
             raise
         finally:
             self.waiting[key] -= 1
@@ -84,14 +92,13 @@ class Sightings:
                 del self.waiting[key]
 
     def count(self) -> None:
-        """Count what is noted; convert its times to the database's clock."""
+        """Count what is noted."""
         calls, claims, leases, hangups = self.calls, self.claims, self.leases, self.hangups
         self.calls, self.claims, self.leases, self.hangups = [], [], [], []
-        ahead = self.clock.now() - self.clock.skew - elapsed()
         for tenant_id, who, at in calls:
-            self._count(tenant_id, who, at + ahead)
+            self._count(tenant_id, who, at)
         for tenant_id, worker, ask, offers, at in claims:
-            self._count_claim(tenant_id, worker, ask, offers, at + ahead)
+            self._count_claim(tenant_id, worker, ask, offers, at)
         for tenant_id, leased, now in leases:
             for lease in leased:
                 if lease.acquired_at == now:
@@ -101,7 +108,7 @@ class Sightings:
                 if lease.ending == "expired" and not self.waiting[tenant_id, lease.worker_kind, lease.worker_id]:
                     self._count_gone(tenant_id, lease.worker, now)
         for tenant_id, worker, at in hangups:
-            self._count_gone(tenant_id, worker, at + ahead)
+            self._count_gone(tenant_id, worker, at)
 
     def _sighting(self, tenant_id: str, who: wire.Principal) -> Sighting | None:
         """Return the sighting of a principal; None when there is no room for another one."""
