@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -91,6 +92,21 @@ class TortureReport(Struct):
             yield
         except KeyboardInterrupt:
             self.interrupted = True
+
+    @contextmanager
+    def noting_interrupt(self) -> Iterator[None]:
+        """Note the first Ctrl-C in a block, which ends itself then; the second one ends the program.
+
+        Where gates are simulated, an exception would look like one of their deaths.
+        """
+        def note(*_: object) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def count(self, plan: TorturePlan, done: Round, folder: Path | None) -> None:
         """Count a round, and keep its history if it went wrong."""

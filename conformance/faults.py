@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from asyncgate.conformance.clocks import OWN_CLOCK, MachineClock
 from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.forks import FORKED, ForkingPopen
 from asyncgate.conformance.ledgers import LYING, LedgerServer, Program
-from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, fleet
+from asyncgate.conformance.load import HASTY_GATE, KEY, Client, Fleet, Load, call_to_end, fleet
 from asyncgate.conformance.plugin import POSTGRES, make_empty_file
 from asyncgate.conformance.postgres_server import Bouncer, Cluster, Ending, Standby, connected, find_bouncer, free_port
 from asyncgate.conformance.proxy import Proxy, Trap
@@ -237,12 +238,10 @@ async def open_stage(site: Site, draw: random.Random, faults: list[str], databas
             lying = LYING.format(file=str(stage.lying), refusals=0.1 if stage.mode == "eventual" else 0.0)
             stage.ledger = LedgerServer(f"sqlite:///{folder}/ledger.db", free_port(), LEDGER_TOKEN,
                                         lying if "lies" in faults else "")
-            await asyncio.to_thread(stage.ledger.start)
-            stack.callback(stage.ledger.kill)
+            await call_to_end(partial(stack.enter_context, stage.ledger))
             settings |= {"ledger.url": stage.ledger.url, "receipt_consistency_mode": stage.mode}
         if "limits" in faults:
-            stage.valkey = await asyncio.to_thread(Valkey, free_port())
-            stack.callback(stage.valkey.__exit__)
+            stage.valkey = await call_to_end(lambda: stack.enter_context(Valkey(free_port())))
             stage.denies = draw.random() < 0.5
             settings |= {"security.rate_limiting.redis_url": stage.valkey.url, "security.rate_limiting.gates": gates,
                          "security.rate_limiting.on_store_failure": "deny" if stage.denies else "local"}
@@ -276,13 +275,11 @@ async def start_programs(stage: Stage, stack: AsyncExitStack, faults: list[str],
     folder = Path(tempfile.mkdtemp(dir=stage.site.folder))
     if "scheduler" in faults:
         stage.scheduled = ScheduledRuns(stage.load, port, folder)
-        await asyncio.to_thread(stage.scheduled.start)
-        stack.callback(stage.scheduled.kill)
+        await call_to_end(partial(stack.enter_context, stage.scheduled))
         await stage.scheduled.order()
     for number in range(PROGRAMS if "worker" in faults else 0):
         program = WorkerProgram(f"http://127.0.0.1:{port}", f"w-program-{number}", folder)
-        await asyncio.to_thread(program.start)
-        stack.callback(program.kill)
+        await call_to_end(partial(stack.enter_context, program))
         stage.workers.append(program)
 
 
@@ -349,7 +346,7 @@ async def strike_program(stage: Stage, program: Program | None, later: float = 0
         return await pause(stage, program.process.send_signal)
     await asyncio.to_thread(program.kill)
     await asyncio.sleep(stage.draw.choice([0.0, later]))
-    await asyncio.to_thread(program.start)
+    await call_to_end(program.start)
     return "killed"
 
 
@@ -428,7 +425,7 @@ async def hang_names(stage: Stage) -> str:
             stage.site.proxy.cut()
         for program in filter(None, (stage.ledger, stage.valkey)):
             await asyncio.to_thread(program.kill)
-            await asyncio.to_thread(program.start)
+            await call_to_end(program.start)
         await asyncio.sleep(seconds)
     finally:
         stage.hung.unlink()

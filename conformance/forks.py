@@ -77,19 +77,18 @@ class Nursery:
         self.adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self.ours.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))])
-            answers = [self.ours.recv(20), self.ours.recv(20)]
+            answer = self.ours.recv(20)
         except OSError:
             raise Unforkable from None
         finally:
             self.adopt(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        if not all(answers):
+        if not answer:
             raise Unforkable
-        return int(answers[0])
+        return int(answer)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and what it has started."""
         self.ours.close()
-        self.process.kill()     # it may still warm up
         self.process.wait()
 
 
@@ -170,7 +169,7 @@ def read_at_start(environment: Any) -> dict[str, str]:
 def run_nursery(number: int) -> str:
     """Fork when the socket of this number asks for it; return what runs in a fork, or nothing at the end."""
     main.list_commands(click.Context(main))      # which imports the commands
-    its, warm = socket.socket(fileno=number), False
+    its, warm, programs = socket.socket(fileno=number), False, list[int]()
     while True:
         if not warm and not select.select([its], [], [], 0)[0]:     # the first program does not wait for it
             asyncio.run(warm_up())
@@ -179,21 +178,56 @@ def run_nursery(number: int) -> str:
             gc.freeze()
             warm = True
         message, streams, _, _ = socket.recv_fds(its, REQUEST_BYTES, len(PROGRAM_ENDS))
+        programs = drop_ended(programs)
         if not message:
+            end_programs(programs)
             return ""
         request = json.loads(message)
-        middle = os.fork()
-        if middle == 0:
-            if pid := os.fork():
-                its.send(str(pid).encode())
-                os._exit(0)
+        pid = fork_orphan()
+        if pid == 0:
             its.close()
+            for program in programs:
+                os.close(program)
             become(streams, **request)
             return "from asyncgate.conformance.forks import run_program; run_program()"
         for stream in streams:
             os.close(stream)
-        os.waitpid(middle, 0)
-        its.send(b"adopted")
+        with contextlib.suppress(OSError):      # a kernel without such files
+            programs.append(os.pidfd_open(pid))
+        its.send(str(pid).encode())
+
+
+def fork_orphan() -> int:
+    """Fork a process of which this one is not the parent; return its id, or 0 in it."""
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        if pid := os.fork():
+            os.write(writing, str(pid).encode())
+            os._exit(0)
+        os.close(reading)
+        os.close(writing)
+        return 0
+    os.close(writing)
+    pid = int(os.read(reading, 20))
+    os.close(reading)
+    os.waitpid(middle, 0)
+    return pid
+
+
+def drop_ended(programs: list[int]) -> list[int]:
+    """Close the files of programs that have ended; return those of the others."""
+    ended = select.select(programs, [], [], 0)[0]
+    for program in ended:
+        os.close(program)
+    return [program for program in programs if program not in ended]
+
+
+def end_programs(programs: list[int]) -> None:
+    """Kill what runs on without whoever started it: a signal between a start and its note leaves such a program."""
+    for program in programs:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(program, signal.SIGKILL)
 
 
 def run_program() -> None:

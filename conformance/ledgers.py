@@ -101,7 +101,11 @@ class LedgerServer(Program):
         surroundings = {**strip_settings(os.environ), "ASYNCGATE_API_KEY": self.token}
         self.process = ForkingPopen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                     stderr=subprocess.PIPE, bufsize=0)
-        self.url = self._address()
+        try:
+            self.url = self._address()
+        except BaseException:
+            self.process.kill()
+            raise
         self.port = int(self.url.rpartition(":")[2])
         self.drain = Drain(self.process)        # one ledger serves many tests
 

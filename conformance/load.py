@@ -16,7 +16,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from asyncgate.conformance.forks import ForkingPopen
 from asyncgate.conformance.harness import Gate, are_here
@@ -79,6 +79,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 CAN_CASCADE, CAN_APPEND = bool(are_here(["wait_tasks"])), bool(are_here(["append_output"]))
 CAN_ASK = bool(are_here(["request_input"]))
 
+T = TypeVar("T")
+
 
 class OneTenant(Around):
     """The data of one tenant in a backend, because tests may share a database."""
@@ -109,6 +111,16 @@ def own_tenant() -> dict[str, Any]:
     return {"default_tenant_id": str(uuid.uuid4())}
 
 
+async def call_to_end(call: Callable[[], T]) -> T:
+    """Call in a thread, and wait for its end even if cancelled: a program that it starts would be nobody's."""
+    calling = asyncio.get_running_loop().run_in_executor(None, call)    # no task: who cancels all would not cancel it
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait([calling])
+        raise
+
+
 class Gates(Protocol):
     """The interface that a client needs of one server, or of several that share a database."""
 
@@ -125,6 +137,7 @@ class GateServer:
 
     def __init__(self, database: str, *, first: str = "", command: str = "serve", **settings: Any) -> None:
         self.database, self.settings, self.command = database, settings, command
+        self.pipe: Any = None
         self.script = f"{first}\n{SERVE}"       # `first` is Python code that the process runs first
         self.tenant: str = settings.get("default_tenant_id", TENANT)
         self.lines: list[str] = []
@@ -136,9 +149,23 @@ class GateServer:
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         command = [sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags]
         surroundings = {**strip_settings(os.environ), "ASYNCGATE_API_KEY": KEY}
-        self.process = await asyncio.to_thread(
-            ForkingPopen, command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+
+        def begin() -> None:
+            self.process = ForkingPopen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+            self.pipe = self.process.stderr
+
+        try:
+            await call_to_end(begin)
+            await self._follow()
+        except BaseException:       # such as a signal to this program
+            if "process" in vars(self):
+                self.process.kill()
+                self.pipe.close()
+            raise
+
+    async def _follow(self) -> None:
+        """Wait for its address, and read what it says from then on."""
         self.errors = asyncio.StreamReader()
         self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(self.errors), self.process.stderr)

@@ -56,7 +56,7 @@ def run_steps(steps: int, given: int | None, command: str, folder: Path | None,
         folder.mkdir(parents=True, exist_ok=True)
     seed, hashes = random.randrange(2**32) if given is None else given, hashlib.sha256()
     plan, report = TorturePlan("simulation", (), seed), begin_evidence(command, seed, 0)
-    with report.ending_when_interrupted():
+    with report.noting_interrupt():
         tell(f"seed {seed}")
         for number in itertools.count(seed):
             done, trace = simulate_round(number)
@@ -68,7 +68,7 @@ def run_steps(steps: int, given: int | None, command: str, folder: Path | None,
             if row.operations >= steps or row.rounds % 100 == 0:
                 tell(f"{row.operations:,} steps, {row.violations} violations, {row.operations / row.seconds:.0f} steps "
                      f"a second, trace {hashes.hexdigest()[:16]}")
-            if row.operations >= steps:
+            if row.operations >= steps or report.interrupted:
                 break
     if folder is not None:
         write_evidence(folder, report)

@@ -58,7 +58,7 @@ CEILINGS = {
     "clients": 4_388,
     "clients/typescript": 2_540,
     "commands": 8_478,
-    "conformance": 27_556,
+    "conformance": 27_640,
     "extras/a2a": 1_741,
     "extras/a2a_worker": 745,
     "extras/agents": 581,

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -31,14 +32,14 @@ from asyncgate.conformance.disks import compile_shim, find_compiler
 from asyncgate.conformance.faults import FAULTS, NAMES, Site, Stage, open_site, silence
 from asyncgate.conformance.history import Call, violations
 from asyncgate.conformance.ledgers import LYING, PROCESS_SECONDS, LedgerServer
-from asyncgate.conformance.load import Load
+from asyncgate.conformance.load import GateServer, Load
 from asyncgate.conformance.plugin import MISSING, POSTGRES
 from asyncgate.conformance.postgres_server import connected, find_programs
 from asyncgate.conformance.proxy import Proxy, reset
 from asyncgate.conformance.scheduled import TICK, ScheduledRuns
 from asyncgate.conformance.torture import TorturePlan, is_missing, plan_faults, run_round
 from asyncgate.parts.model import stored
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, poll
 
 pytestmark = pytest.mark.anyio
 REQUEST, ANSWER = b"what is asked", b"what is answered"
@@ -110,6 +111,18 @@ async def test_a_gate_on_sqlite_loses_and_repeats_nothing_when_what_is_around_it
     record_property("torture", done.describe())
     assert done.violations == [], f"seed {plan.seed}"
     assert done.faults.keys() == set(faults)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_gate_whose_start_is_given_up_ends(begun: bool) -> None:
+    server = GateServer("memory://", first="import time; time.sleep(600)")
+    starting = asyncio.create_task(server.start())
+    await asyncio.to_thread(poll, lambda: not begun or "process" in vars(server))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+    assert await server.ended() == -signal.SIGKILL
 
 
 def test_a_ledger_contradicts_itself_for_as_long_as_it_is_told_to(tmp_path: Path) -> None:

@@ -17,6 +17,13 @@ from asyncgate.conformance.postgres_server import find_programs, free_port
 from asyncgate.conformance.recording import read_record
 from tests.support.patience import PATIENCE_SECONDS, poll
 
+FORKER = """
+import sys, time
+from asyncgate.conformance.forks import ForkingPopen
+gate = ForkingPopen([sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", "memory://"])
+time.sleep(600)
+"""
+
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "asyncgate", "torture", *map(str, arguments)], capture_output=True,
@@ -101,8 +108,22 @@ def test_torture_that_is_stopped_ends_its_gates_and_leaves_no_files(
         torture.kill()
 
     assert list(tmp_path.iterdir()) == []
-    poll(lambda: str(tmp_path) not in subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True,
-                                                     text=True).stdout)
+    poll(lambda: str(tmp_path) not in list_programs())
+
+
+def list_programs() -> str:
+    """Return all processes with their environments: what torture forks has the arguments of what it is forked from."""
+    return subprocess.run(["ps", "axeww"], capture_output=True, check=True, text=True).stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux only")
+def test_a_gate_that_was_forked_ends_with_whoever_started_it_and_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={**os.environ, "ASYNCGATE_API_KEY": "of-nobody"}, text=True) as forker:
+        assert forker.stdout is not None
+        assert any(" serves http://" in line for line in forker.stdout)
+        forker.kill()
+        forker.communicate(timeout=PATIENCE_SECONDS)        # the stream ends when the gate has ended, too
 
 
 def test_a_simulation_that_is_interrupted_reports_what_it_has_done(tmp_path: Path) -> None:
