@@ -632,7 +632,7 @@ async def test_a_gate_is_back_soon_after_its_path_to_the_database_has_died_in_mi
     print(numbers)
     async with opened(cluster.url(database)) as gate:
         assert (await verify(gate.backend)).problems == []
-    assert max(took) < 3 * seconds + 4, f"seed {seed}"       # a busy machine; without an end of lost sessions it is 60
+    assert max(took) < 40, f"seed {seed}"       # on a busy machine, too; without an end of lost sessions it is 60
 
 
 # Clients that leave.

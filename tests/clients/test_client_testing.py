@@ -114,14 +114,12 @@ async def test_another_program_reaches_a_gate_that_has_a_port() -> None:
 
 
 async def test_a_gate_that_has_a_port_answers_at_once() -> None:
-    took = list[float]()
-    async with Gate(port=0) as gate:
-        for _ in range(20):
+    took = 1.0
+    async with Gate(port=0) as gate, asyncio.timeout(PATIENCE_SECONDS):
+        while took > 0.03:      # Nagle's algorithm holds each answer back for 0.04 s; a busy machine, some of them
             begun = time.monotonic()
             await gate.submit("demo")
-            took.append(time.monotonic() - begun)
-
-    assert min(took) < 0.03     # Nagle's algorithm holds each answer back for 0.04 s; a busy machine, some of them
+            took = time.monotonic() - begun
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
