@@ -115,7 +115,7 @@ from asyncgate.parts.model.wire import (
     ListLeases, ListOpenObligations, ListReceipts, Obligations, Offer, Offers, Ok, Principal, ReceiptRecord, Receipts,
     Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress, Role, RunTask, Server,
     StartTask, Status, TaskAsk, TaskRecord, Terminator, Welcome)
-from asyncgate.parts.model.clock import instant
+from asyncgate.parts.model.clock import elapsed, instant
 from asyncgate.parts.process.hooks import first_answer, Hooks
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
@@ -946,7 +946,7 @@ class Engine:
         who = speaker(caller, ask)
         if ask.asks_about() or (caller.bound and not who.same(caller.principal)):
             who = caller.principal
-        self.sightings.calls.append((caller.tenant_id, who, self.sightings.read_clock()))
+        self.sightings.calls.append((caller.tenant_id, who, elapsed() + self.backend.skew))
         if len(self.sightings.calls) >= MOST_CALLS:
             self.sightings.count()
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.parts.model import stored, wire
+from asyncgate.parts.model.clock import elapsed
 
 STORED_EVERY_SECONDS = 30.0
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
@@ -29,6 +30,8 @@ decode_claims = msgspec.json.Decoder(list[stored.Claimed]).decode
 
 class Clock(Protocol):
     """The database's clock."""
+
+    skew: float     # seconds that tests add to it
 
     def now(self) -> float:
         """Return the time."""
@@ -48,6 +51,7 @@ class Sightings:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.latest = clock, 0.0
+        # tenant, caller, and time by this process's own clock
         self.calls: list[tuple[str, wire.Principal, float]] = []
         self.claims: list[tuple[str, wire.Principal, wire.LeaseNext, wire.Offers, float]] = []
         # changed by a committed batch, and its time
@@ -58,7 +62,7 @@ class Sightings:
         self.leaving = self.fresh       # the sightings that upkeep is storing now
         self.letters = 0                # of all noted claims
 
-    def read_clock(self) -> float:
+    def _read_clock(self) -> float:
         """Return the database's time, later than before.
 
         Each answer of a database tells its clock anew, some milliseconds off: a claim may not come after a hang-up.
@@ -71,7 +75,7 @@ class Sightings:
 
     def note_claim(self, tenant_id: str, worker: wire.Principal, ask: wire.LeaseNext, offers: wire.Offers) -> None:
         """Note what a claim offered, and what it got."""
-        self.claims.append((tenant_id, worker, ask, offers, self.read_clock()))
+        self.claims.append((tenant_id, worker, ask, offers, self._read_clock()))
         if len(self.claims) >= MOST_CALLS:
             self.count()
 
@@ -84,7 +88,7 @@ class Sightings:
             yield
         except asyncio.CancelledError:
             if self.waiting[key] == 1:      # else another process of this worker waits
-                self.hangups.append((tenant_id, worker, self.read_clock()))
+                self.hangups.append((tenant_id, worker, self._read_clock()))
             raise
         finally:
             self.waiting[key] -= 1
@@ -92,11 +96,12 @@ class Sightings:
                 del self.waiting[key]
 
     def count(self) -> None:
-        """Count what is noted."""
+        """Count what is noted; convert the times of calls to the database's clock."""
         calls, claims, leases, hangups = self.calls, self.claims, self.leases, self.hangups
         self.calls, self.claims, self.leases, self.hangups = [], [], [], []
+        ahead = self.clock.now() - self.clock.skew - elapsed()
         for tenant_id, who, at in calls:
-            self._count(tenant_id, who, at)
+            self._count(tenant_id, who, at + ahead)
         for tenant_id, worker, ask, offers, at in claims:
             self._count_claim(tenant_id, worker, ask, offers, at)
         for tenant_id, leased, now in leases:
