@@ -83,7 +83,7 @@ async def test_the_delivery_of_a_result_is_said_in_the_words_of_the_spec(gate: G
 async def test_a_lease_lives_as_long_as_timeouts_lease_ttl_says(gate: Gate) -> None:
     offer = await gate.leased(timeouts={"lease_ttl": 900})
 
-    assert 899 < offer.expires_at.timestamp() - gate.now() <= 900
+    assert 870 < offer.expires_at.timestamp() - gate.now() <= 900
     assert (await gate.task(offer.task_id)).timeouts.lease_ttl_seconds == 900  # type: ignore[union-attr]
 
 
