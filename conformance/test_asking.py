@@ -645,6 +645,22 @@ async def test_an_answer_wakes_the_worker_that_waits_for_work_and_the_one_that_w
     assert await claiming is not None
 
 
+async def test_the_expiry_of_a_question_wakes_the_worker_that_waits_under_its_lease(gate: Gate) -> None:
+    waiting = []
+    for worker, seconds in (("w1", 1), ("w2", None)):
+        offer = await gate.leased(worker)
+        await ask(gate, offer, worker=worker, keep_lease=True, expires_in_seconds=seconds)
+        inputs = gate.as_worker(worker).list_inputs(task_id=offer.task_id, wait_seconds=30)
+        waiting.append(asyncio.ensure_future(inputs))
+
+    ended, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+
+    assert ended == {waiting[0]}
+    assert [question.state for question in (await waiting[0]).inputs] == ["expired"]
+
+
 async def test_a_cancel_and_an_answer_at_once_leave_nothing_open(gate: Gate) -> None:
     offer = await gate.leased(by="ada")
     await ask(gate, offer)

@@ -7,7 +7,9 @@ nothing more.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from functools import partial
 from typing import Any
 
 from msgspec import Raw
@@ -26,6 +28,7 @@ from asyncgate.parts.process.readers import Wants
 MOST_QUESTIONS = 100            # of one task in its life
 MOST_CONTENT_BYTES = 64 * 2**10
 MOST_INPUT_BYTES = 256 * 2**10  # of all questions and answers of one task: its worker gets them with each offer
+SHORT_WAIT_SECONDS = 0.01       # behind an expiry, for a clock that may be a little late
 
 Questions = dict[str, stored.Question]
 
@@ -291,13 +294,22 @@ async def list_inputs(engine: Engine, caller: Caller, ask: wire_asking.ListInput
 
     With wait_seconds the call waits until no question is open.
     """
-    async def read() -> wire_asking.Inputs:
-        return await read_inputs(engine, caller, ask)
-    if ask.wait_seconds <= 0:
-        return await read()
+    read, clock = partial(read_inputs, engine, caller, ask), asyncio.get_running_loop().time
     wants = Wants(task_id=ask.task_id, types=frozenset((asyncgate.INPUT_ANSWERED.type, asyncgate.INPUT_EXPIRED.type)))
-    return await engine.wait_to_read(caller, ask, wants, read,
-                                     lambda reply: all(question.state != "open" for question in reply.inputs))
+    reply, begun = await read(), clock()
+    while waiting := list_waiting(reply):
+        if (left := begun + min(ask.wait_seconds, engine.longest_wait) - clock()) <= 0:
+            break
+        # Nothing tells of an expiry under a kept lease: it is written down with the next call about the task.
+        due = [question.expires_at.timestamp() - engine.backend.now() for question in waiting if question.expires_at]
+        until_next = replace(ask, wait_seconds=min(left, max(min(due, default=left), SHORT_WAIT_SECONDS)))
+        reply = await engine.wait_to_read(caller, until_next, wants, read, lambda seen: not list_waiting(seen))
+    return reply
+
+
+def list_waiting(reply: wire_asking.Inputs) -> list[wire_asking.InputRecord]:
+    """Return the questions that wait for an answer."""
+    return [question for question in reply.inputs if question.state == "open"]
 
 
 async def read_inputs(engine: Engine, caller: Caller, ask: wire_asking.ListInputs) -> wire_asking.Inputs:
