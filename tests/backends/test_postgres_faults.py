@@ -313,6 +313,16 @@ async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
         assert [tuple(row) for row in rows] == [(False,)], table
 
 
+@pytest.mark.parametrize(("table", "sure"), [
+    ("contracts", True), ("events", True), ("audit", True), ("moved", False), ("progress", False), ("receipts", False)])
+def test_only_a_row_that_nobody_may_have_changed_since_proves_by_its_absence_that_nothing_was_committed(
+        table: str, sure: bool) -> None:
+    proof = sql.find_proof({table: [("a row",)], "lanes": [("no proof",)]})
+
+    assert proof is not None
+    assert (proof.statement, proof.sure) == (sql.proof_statement(table), sure)
+
+
 async def test_a_read_whose_commit_is_lost_is_answered(gate: Gate, trap: Callable[..., Any]) -> None:
     task_id = await gate.create()
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncgate import Batches, Engine, Needs, Work
 from asyncgate.backends.postgres import SLOTS, Postgres, open_backend
-from asyncgate.backends.postgres.groups import GROUPS, Flight
+from asyncgate.backends.postgres.groups import GROUP_CALLS, GROUPS, MOST_SHARING, Flight, Groups
 from asyncgate.backends.postgres.pipeline import Connection
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.postgres_server import connected
@@ -124,6 +124,26 @@ async def test_what_arrives_while_groups_are_under_way_leaves_together(
     await asyncio.gather(*calls)
 
     assert [len(tenants) for tenants in groups] == [1] * GROUPS + [TENANTS - GROUPS]
+
+
+async def test_a_group_takes_only_so_many_calls_and_only_so_many_groups_are_under_way() -> None:
+    begun, go_on, most = list[int](), asyncio.Event(), GROUP_CALLS // MOST_SHARING
+
+    async def run(flights: list[Flight]) -> None:
+        begun.append(len(flights))
+        await go_on.wait()
+    groups = Groups(run, GROUPS)
+    flights = [Flight(str(uuid.uuid4()), Needs(calls=MOST_SHARING), lambda work: None)
+               for _ in range(most * GROUPS + 1)]
+    carried = [asyncio.create_task(groups.carry(flight)) for flight in flights]
+    for _ in range(5):      # turns of the loop, in which another group could begin
+        await asyncio.sleep(0)
+    early = [*begun]
+    go_on.set()
+    await asyncio.gather(*carried)
+
+    assert early == [most] * GROUPS
+    assert begun == [*early, 1]
 
 
 async def test_a_long_list_does_not_wait_for_others_of_its_tenant(
