@@ -118,10 +118,12 @@ def list_programs() -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux only")
 def test_a_gate_that_was_forked_ends_with_whoever_started_it_and_was_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", FORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env={**os.environ, "ASYNCGATE_API_KEY": "of-nobody"}, text=True) as forker:
+    forker = subprocess.Popen([sys.executable, "-c", FORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env={**os.environ, "ASYNCGATE_API_KEY": "of-nobody"}, text=True)
+    try:
         assert forker.stdout is not None
         assert any(" serves http://" in line for line in forker.stdout)
+    finally:
         forker.kill()
         forker.communicate(timeout=PATIENCE_SECONDS)        # the stream ends when the gate has ended, too
 
